@@ -1,0 +1,5 @@
+"""What separately started processes of Tidegate must agree on: names, documents, their reading and writing.
+
+Imports the standard library and xxhash only. The trainer, the sidecar, the operator and the
+command line import this package and never each other.
+"""

@@ -1,0 +1,74 @@
+"""Who a run is: run.json, lineage claims, tier ids. Pure documents; `publish` writes them."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import ClassVar
+
+from tidegate_contract.layout import Attempt, check_run_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunIdentity:
+    """`run.json`: created once on the remote tier, copied to the local ones.
+
+    Attributes:
+        run_id: UUID of the run.
+        name: `namespace/name`.
+        owner_uid: UID of the owner that a derived name is bound to; None when the user named it.
+        uid: numeric user id of the trainer that made the run; files of this owner are trusted.
+        created_at: UTC.
+    """
+
+    KIND: ClassVar[str] = "run"
+
+    run_id: str
+    name: str
+    owner_uid: str | None = None
+    uid: int
+    created_at: datetime
+
+    def __post_init__(self) -> None:
+        """Refuses a name that could leave its folder."""
+        check_run_name(self.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineageClaim:
+    """`lineages/<n>.json`: one restore of a run, claimed by rank 0 before anything is loaded.
+
+    Attributes:
+        run_id: UUID of the run.
+        number: 1 + the highest number that any rank saw; newer means (lineage, step).
+        restored: the attempt that was chosen; None for a fresh start.
+        explicit: True when a person named the attempt: it is then ordered as (number, its step).
+        tries: how often this attempt was tried before and did not come back to training.
+        claimed_at: UTC.
+    """
+
+    KIND: ClassVar[str] = "lineage"
+
+    run_id: str
+    number: int
+    restored: Attempt | None = None
+    explicit: bool = False
+    tries: int = 0
+    claimed_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierState:
+    """`tier.json`: whether a node's local tier may be used, and why not.
+
+    Attributes:
+        root_id: random id of this disk's root, never the host's name.
+        usable: False makes the injected sidecar refuse the tier.
+        reason: a condition reason such as `OK`, `OnRootDisk`, `NotMounted`.
+        checked_at: UTC.
+    """
+
+    KIND: ClassVar[str] = "tier"
+
+    root_id: str
+    usable: bool
+    reason: str
+    checked_at: datetime

@@ -1,0 +1,92 @@
+"""Names that cross process borders: API group, labels, annotations, environment, conditions, reasons.
+
+Pure constants. The chart's templates are tested against this file; nothing else spells these names.
+"""
+
+from enum import StrEnum
+
+GROUP = "tidegate.io"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+MANAGED_BY = "tidegate"
+
+POLICY_LABEL = f"{GROUP}/policy"
+RUN_LABEL = f"{GROUP}/run"
+HOLD_LABEL = f"{GROUP}/hold"
+HOLD_VALUE = "true"
+MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
+
+CONTAINERS_ANNOTATION = f"{GROUP}/containers"
+INJECTED_ANNOTATION = f"{GROUP}/injected"
+LAST_DURABLE_ANNOTATION = f"{GROUP}/last-durable"
+DEFAULT_CONTAINER_ANNOTATION = "kubectl.kubernetes.io/default-container"
+SAFE_TO_EVICT_ANNOTATION = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+DO_NOT_DISRUPT_ANNOTATION = "karpenter.sh/do-not-disrupt"
+
+JOB_NAME_LABEL = "batch.kubernetes.io/job-name"
+JOBSET_NAME_LABEL = "jobset.sigs.k8s.io/jobset-name"
+JOB_IGNORED_FAILURES_ANNOTATION = "batch.kubernetes.io/job-index-ignored-failure-count"
+
+SIDECAR_CONTAINER = "tidegate-flush"
+LOCAL_VOLUME = "tidegate-local"
+REMOTE_VOLUME = "tidegate-remote"
+TOKEN_VOLUME = "tidegate-token"
+
+LOCAL_MOUNT = "/tidegate/local"
+"""Where a pod sees its run's folder on the local tier."""
+REMOTE_MOUNT = "/tidegate/remote"
+"""Where a pod sees the root of the remote tier (not the run's folder: the sidecar makes that)."""
+TOKEN_DIR = "/var/run/secrets/tidegate"
+TOKEN_FILE = f"{TOKEN_DIR}/token"
+TOKEN_AUDIENCE = "tidegate"
+
+ENV_RUN = "TIDEGATE_RUN"
+"""`namespace/name` of the run."""
+ENV_RUN_DERIVED_OWNER = "TIDEGATE_RUN_OWNER"
+"""UID of the owner a derived name is bound to; absent when a label named the run."""
+ENV_LOCAL = "TIDEGATE_LOCAL"
+"""The run's own folder on the local tier."""
+ENV_REMOTE = "TIDEGATE_REMOTE"
+"""The run's own folder on the remote tier (may not exist yet)."""
+ENV_POLICY = "TIDEGATE_POLICY"
+"""The policy's values at admission, a `wire.Policy` document."""
+ENV_NODE = "TIDEGATE_NODE"
+ENV_POD = "TIDEGATE_POD"
+ENV_POD_UID = "TIDEGATE_POD_UID"
+ENV_NAMESPACE = "TIDEGATE_NAMESPACE"
+ENV_GATE_URL = "TIDEGATE_GATE_URL"
+"""`https://<ClusterIP>:443`; pods on the host network resolve no Service names."""
+ENV_GATE_SERVER_NAME = "TIDEGATE_GATE_SERVER_NAME"
+"""Name the gate's certificate is checked against."""
+ENV_GATE_CA = "TIDEGATE_GATE_CA"
+"""PEM text of the certificate authority of the gate."""
+ENV_METRICS_PORT = "TIDEGATE_METRICS_PORT"
+
+REPORT_PATH = "/v1/report"
+INJECT_PATH = "/v1/inject"
+EVICT_PATH = "/v1/evict"
+
+EXIT_TERMINATED = 143
+"""Exit status of a rank that saved and left because of SIGTERM (128 + 15)."""
+
+
+class DrainState(StrEnum):
+    """States of a held node in `CheckpointRun.status.drains`; no entry means Held."""
+
+    REQUESTED = "Requested"
+    SAVING = "Saving"
+    FLUSHING = "Flushing"
+    RELEASED = "Released"
+    EXPOSED = "Exposed"
+
+
+class ReleaseReason(StrEnum):
+    """Why a node's pods were let go."""
+
+    DURABLE = "Durable"
+    FRESH = "Fresh"
+    NOTHING_TO_LOSE = "NothingToLose"
+    SILENT = "Silent"
+    SAVE_FAILED = "SaveFailed"
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
+    OFF = "Off"

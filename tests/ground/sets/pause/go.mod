@@ -1,0 +1,3 @@
+module ground
+
+go 1.26.0

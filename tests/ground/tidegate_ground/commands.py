@@ -1,0 +1,44 @@
+"""Running a program to its end; every call of another program goes through here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from tidegate_ground.errors import CommandFailed
+
+
+def run(
+    *argv: str | Path | int,
+    input: str | None = None,
+    check: bool = True,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program and returns what it wrote.
+
+    Args:
+        argv: the program and its arguments.
+        input: text for its standard input; None gives it an empty one.
+        check: whether a non-zero exit code is an error.
+        env: variables laid over the environment of this process.
+        cwd: the folder it runs in.
+
+    Raises:
+        CommandFailed: `check` is set and the exit code is not zero.
+    """
+    words = [str(word) for word in argv]
+    done = subprocess.run(
+        words,
+        input="" if input is None else input,
+        check=False,
+        text=True,
+        capture_output=True,
+        env={**os.environ, **(env or {})},
+        cwd=cwd,
+    )
+    if check and done.returncode:
+        raise CommandFailed(words, done.returncode, done.stdout, done.stderr)
+    return done
