@@ -1,7 +1,7 @@
 """When to save: by tokens, steps, wall time, or an interval derived from the accepted loss. Pure.
 
-Called by the trainer on every rank with globally agreed counts, so all ranks decide alike; what only
-one clock knows (`interval_elapsed`) comes from rank 0 through the agreement.
+Called by the trainer on every rank with globally agreed counts, so all ranks decide alike; what
+only one clock knows (`interval_elapsed`) comes from rank 0 through the agreement.
 """
 
 import math

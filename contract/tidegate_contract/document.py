@@ -1,7 +1,7 @@
 """The envelope of every JSON document: kind, version, fields, and a SHA-256 of itself.
 
 A document is a frozen dataclass; its fields are the JSON's fields. `decode(encode(x)) == x`.
-Reading is hostile-safe: bounded size and depth, no NaN, no duplicate or unknown required keys, every
+Reading is hostile-safe: bounded size and depth, no NaN, no duplicate or unknown keys, every
 number within [0, 2^63), every text within `MAX_TEXT`. Pure. Called by whoever reads or writes a
 document of `identity`, `seal` or `wire`.
 """
@@ -56,13 +56,15 @@ def decode(cls: type[D], data: bytes, where: str) -> D:
         raise Corrupt(f"{where}: kind is {body.get('kind')!r}, expected {kind!r}")
     if body.get("version") != FORMAT_VERSION:
         raise Reject(
-            f"{where}: version {body.get('version')!r} is not known here; this release reads {FORMAT_VERSION}"
+            f"{where}: version {body.get('version')!r} is not known here; "
+            f"this release reads {FORMAT_VERSION}"
         )
     told = body.pop("sha256", None)
     if told != sha256_hex(_canonical(body)):
         raise Corrupt(f"{where}: sha256 does not match the document")
     del body["kind"], body["version"]
-    return _from_fields(cls, body, where)
+    document: D = _from_fields(cls, body, where)
+    return document
 
 
 def _canonical(body: dict[str, Any]) -> bytes:
@@ -110,14 +112,14 @@ def _to_json(value: Any) -> Any:
 
 
 @cache
-def _hints(cls: type[Any]) -> dict[str, Any]:
+def _hints(cls: Any) -> dict[str, Any]:
     return get_type_hints(cls)
 
 
-def _from_fields(cls: type[D], body: Any, where: str) -> D:
+def _from_fields(cls: Any, body: Any, where: str) -> Any:
     if not isinstance(body, dict):
         raise Corrupt(f"{where}: expected an object")
-    known = {field.name: field for field in fields(cls)}  # type: ignore[arg-type]
+    known = {field.name: field for field in fields(cls)}
     unknown = sorted(set(body) - set(known))
     if unknown:
         raise Reject(f"{where}: field {unknown[0]!r} is not known here; a newer release wrote it")
@@ -151,7 +153,7 @@ def _from_json(hint: Any, value: Any, where: str) -> Any:
         (inner, _) = get_args(hint)
         return tuple(_from_json(inner, item, f"{where}[{i}]") for i, item in enumerate(value))
     if is_dataclass(hint):
-        return _from_fields(hint, value, where)  # type: ignore[arg-type]
+        return _from_fields(hint, value, where)
     return _scalar(hint, value, where)
 
 

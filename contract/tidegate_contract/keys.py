@@ -1,4 +1,4 @@
-"""Names that cross process borders: API group, labels, annotations, environment, conditions, reasons.
+"""Names that cross process borders: labels, annotations, environment, paths, states, reasons.
 
 Pure constants. The chart's templates are tested against this file; nothing else spells these names.
 """

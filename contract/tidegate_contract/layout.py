@@ -161,6 +161,7 @@ def check_run_name(name: str) -> str:
     parts = name.split("/")
     if len(parts) != 2 or not all(_DNS_LABEL.fullmatch(part) for part in parts):
         raise Reject(
-            f"run name {name[:140]!r}: allowed is NAMESPACE/NAME, each of a-z, 0-9 and '-', at most 63 characters"
+            f"run name {name[:140]!r}: allowed is NAMESPACE/NAME, "
+            "each of a-z, 0-9 and '-', at most 63 characters"
         )
     return name

@@ -75,8 +75,8 @@ def check_owner(found: RunIdentity, owner_uid: str | None) -> None:
     if found.owner_uid is None or owner_uid is None or found.owner_uid == owner_uid:
         return
     raise Reject(
-        f"run {found.name}: its name was derived from another owner ({found.owner_uid}) than this one "
-        f"({owner_uid}); name the run by a label to resume it, or set recovery.onNewOwner"
+        f"run {found.name}: its name was derived from another owner ({found.owner_uid}) than "
+        f"this one ({owner_uid}); name the run by a label to resume it, or set recovery.onNewOwner"
     )
 
 

@@ -136,25 +136,12 @@ def scan_step(step: Folder, attempt: Attempt, folder: str, run_id: str) -> StepR
         run_id: documents of another run are refused.
     """
     problems: list[str] = []
-
-    def read(parse_name: Callable[[str], int | None]) -> dict[int, Seal]:
-        seals = {}
-        for name in step.names():
-            rank = parse_name(name)
-            if rank is None:
-                continue
-            try:
-                seals[rank] = _read_seal(step, name, rank, attempt, run_id)
-            except (Corrupt, Reject) as error:
-                problems.append(str(error))
-            except FileNotFoundError:
-                continue
-        return seals
-
-    announced = read(parse_announced_file)
-    sealed = read(parse_seal_file)
+    expected = (attempt, run_id)
+    announced = _read_seals(step, parse_announced_file, expected, problems)
+    sealed = _read_seals(step, parse_seal_file, expected, problems)
     sound = {}
     for rank, seal in sealed.items():
+        # announcements exist on the remote tier only, and so do not the files of scope LOCAL there
         bad = find_wrong_size(step, seal.files if not announced else seal.flushed_files)
         if bad is None:
             sound[rank] = seal
@@ -175,14 +162,30 @@ def scan_step(step: Folder, attempt: Attempt, folder: str, run_id: str) -> StepR
     )
 
 
-def _read_seal(step: Folder, name: str, rank: int, attempt: Attempt, run_id: str) -> Seal:
-    data = step.read(name)
-    if data is None:
-        raise FileNotFoundError(name)
-    seal = decode(Seal, data, f"{step.path}/{name}")
-    if (seal.rank, seal.attempt, seal.run_id) != (rank, attempt, run_id):
-        raise Corrupt(f"{step.path}/{name}: belongs to another rank, attempt or run")
-    return seal
+def _read_seals(
+    step: Folder,
+    parse_name: Callable[[str], int | None],
+    expected: tuple[Attempt, str],
+    problems: list[str],
+) -> dict[int, Seal]:
+    seals = {}
+    for name in step.names():
+        rank = parse_name(name)
+        if rank is None:
+            continue
+        try:
+            data = step.read(name)
+            if data is None:
+                continue
+            seal = decode(Seal, data, f"{step.path}/{name}")
+        except (Corrupt, Reject) as error:
+            problems.append(str(error))
+            continue
+        if (seal.rank, (seal.attempt, seal.run_id)) == (rank, expected):
+            seals[rank] = seal
+        else:
+            problems.append(f"{step.path}/{name}: belongs to another rank, attempt or run")
+    return seals
 
 
 def find_wrong_size(step: Folder, entries: tuple[FileEntry, ...]) -> str | None:
@@ -193,7 +196,8 @@ def find_wrong_size(step: Folder, entries: tuple[FileEntry, ...]) -> str | None:
         except Corrupt as error:
             return str(error)
         if found != entry.size:
-            return f"{entry.name}: {'missing' if found is None else f'{found} bytes'}, declared {entry.size}"
+            what = "missing" if found is None else f"{found} bytes"
+            return f"{entry.name}: {what}, declared {entry.size}"
     return None
 
 

@@ -214,5 +214,6 @@ def _check_same_attempt(first: Seal, rank: int, seal: Seal) -> None:
     for field in ("run_id", "lineage", "attempt", "tokens", "world_size"):
         if getattr(seal, field) != getattr(first, field):
             raise Corrupt(
-                f"seal of rank {rank}: {field} is {getattr(seal, field)!r}, rank 0 has {getattr(first, field)!r}"
+                f"seal of rank {rank}: {field} is {getattr(seal, field)!r}, "
+                f"rank 0 has {getattr(first, field)!r}"
             )

@@ -67,7 +67,7 @@ class Policy:
         nodes_at_once: nodes of the run that copy at once; 0 means automatic.
         stall_timeout_seconds: remote I/O without progress for this long counts as hung.
         freshness_seconds: a durable step younger than this makes a drain's save needless.
-        wait_for_flush_seconds: a restore waits this long for a newer attempt that all ranks announced.
+        wait_for_flush_seconds: a restore waits this long for a newer, announced attempt.
         restore_timeout_seconds: a restore that takes longer has failed.
         remote_unreachable_is_error: False restores from the local tier alone.
         start_fresh_when_unrestorable: False makes that an error.

@@ -1,0 +1,1 @@
+"""The `tidegate` command: thin, over the contract."""
