@@ -40,7 +40,7 @@ class Batches:
         self.generator = torch.Generator().manual_seed(seed)
 
     def next(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets, int64, batch × length."""
+        """Inputs and targets, int64, batch x length."""
         high = len(self.corpus) - self.length - 1
         starts = torch.randint(high, (self.batch, 1), generator=self.generator)
         window = self.corpus[starts + torch.arange(self.length + 1)].long()

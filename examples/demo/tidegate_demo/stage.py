@@ -1,0 +1,139 @@
+"""Sets the scene: what the ground needs, the chart's installation, the training job's manifests."""
+
+import os
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tidegate_contract import keys
+from tidegate_ground import sets
+from tidegate_ground.cluster import Cluster
+from tidegate_ground.ground import Ground
+from tidegate_ground.options import GroundOptions, Mount
+
+ROOT = Path(__file__).resolve().parents[3]
+IMAGES = ROOT / "build" / "images"
+SYSTEM = "tidegate-system"
+TIER_GID = 64738
+LOCAL_PATH = "/mnt/nvme/tidegate"
+REMOTE_PATH = "/mnt/pfs/tidegate"
+TORCH_MOUNT = "/mnt/torch"
+SOURCE_MOUNT = "/mnt/tidegate"
+VALUES: dict[str, Any] = {
+    "tiers": {
+        "local": [{"name": "nvme", "path": LOCAL_PATH}],
+        "remote": [{"name": "pfs", "hostPath": REMOTE_PATH}],
+    },
+}
+
+
+def ground_options() -> GroundOptions:
+    """A ground with Tidegate's images, and this environment's torch and sources at /mnt."""
+    site = Path(sysconfig.get_paths()["purelib"])
+    return GroundOptions(
+        images=(
+            sets.image_archive("base"),
+            IMAGES / "operator.tar",
+            IMAGES / "sidecar.tar",
+        ),
+        mounts=(
+            Mount(source=site, target=TORCH_MOUNT),
+            Mount(source=ROOT, target=SOURCE_MOUNT),
+        ),
+    )
+
+
+def make_pfs_folder(ground: Ground) -> Path:
+    """The admin's share of the PFS: owned by root, writable by the tier's group."""
+    folder = ground.pfs / Path(REMOTE_PATH).name
+    folder.mkdir(exist_ok=True)
+    os.chown(folder, 0, TIER_GID)
+    folder.chmod(0o2770)
+    return folder
+
+
+def install_chart(cluster: Cluster, values: dict[str, Any] | None = None) -> None:
+    """Installs or upgrades the chart and waits until it is ready.
+
+    Raises:
+        CommandFailed: helm says why.
+    """
+    cluster.helm(
+        "upgrade",
+        "--install",
+        "tidegate",
+        ROOT / "charts" / "tidegate",
+        "--namespace",
+        SYSTEM,
+        "--create-namespace",
+        "--wait",
+        "--timeout",
+        "120s",
+        "--values",
+        "-",
+        input=yaml.safe_dump(VALUES | (values or {})),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPlan:
+    """How the byte language model is run.
+
+    Attributes:
+        name: of Job, Service and run.
+        steps: optimizer steps.
+        is_saved: False trains without Tidegate, for comparison.
+    """
+
+    name: str = "bytelm"
+    steps: int = 600
+    is_saved: bool = True
+
+
+def build_job(plan: JobPlan) -> str:
+    """The manifests of `examples/bytelm/job.yaml`, with torch and sources from the node's /mnt."""
+    text = (ROOT / "examples" / "bytelm" / "job.yaml").read_text().replace("bytelm", plan.name)
+    service, job = yaml.safe_load_all(text)
+    template = job["spec"]["template"]
+    if not plan.is_saved:
+        del template["metadata"]["labels"][keys.POLICY_LABEL]
+    pod = template["spec"]
+    trainer = pod["containers"][0]
+    trainer["image"] = "localhost/base:1"
+    trainer["imagePullPolicy"] = "Never"
+    saving = "--save" if plan.is_saved else "--no-save"
+    script = f"{SOURCE_MOUNT}/examples/bytelm/train.py"
+    trainer["command"] = ["python3", "-u", script, "--steps", str(plan.steps), saving]
+    sources = [TORCH_MOUNT, *(f"{SOURCE_MOUNT}/{part}" for part in ("contract", "trainer"))]
+    trainer["env"] += [
+        {"name": "PYTHONPATH", "value": ":".join(sources)},
+        {"name": "PYTHONDONTWRITEBYTECODE", "value": "1"},
+    ]
+    mounts = {"torch": TORCH_MOUNT, "source": SOURCE_MOUNT}
+    trainer["volumeMounts"] = [
+        {"name": name, "mountPath": path, "readOnly": True} for name, path in mounts.items()
+    ]
+    pod["volumes"] = [
+        {"name": name, "hostPath": {"path": path, "type": "Directory"}}
+        for name, path in mounts.items()
+    ]
+    return yaml.safe_dump_all([service, job])
+
+
+def policy_manifest(changes: dict[str, Any] | None = None) -> str:
+    """`examples/bytelm/policy.yaml`, with parts of its spec replaced."""
+    policy = yaml.safe_load((ROOT / "examples" / "bytelm" / "policy.yaml").read_text())
+    policy["spec"] |= changes or {}
+    return yaml.safe_dump(policy)
+
+
+def start_job(
+    cluster: Cluster, namespace: str, plan: JobPlan, policy: dict[str, Any] | None = None
+) -> None:
+    """Applies the policy (for a saved job) and the job in a namespace."""
+    if plan.is_saved:
+        cluster.kubectl("apply", "-n", namespace, "-f", "-", input=policy_manifest(policy))
+    cluster.kubectl("apply", "-n", namespace, "-f", "-", input=build_job(plan))
