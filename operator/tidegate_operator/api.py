@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
+
 from tidegate_operator.api_rules import ListMap
 from tidegate_operator.api_spec import PolicySpec
 from tidegate_operator.api_types import (
@@ -19,8 +20,8 @@ from tidegate_operator.api_types import (
     Condition,
     Count32,
     Count64,
-    ObjectMeta,
     Resource,
+    ServedObject,
     Text16,
     Text63,
     Text253,
@@ -90,7 +91,7 @@ class PolicyStatus(ApiModel):
     """Accepted, Injecting and the summary Ready; at most 8."""
 
 
-class CheckpointPolicy(ApiModel):
+class CheckpointPolicy(ServedObject):
     """How training runs of a namespace save, copy, restore, and meet drains of their nodes."""
 
     RESOURCE: ClassVar[Resource] = Resource(
@@ -109,8 +110,6 @@ class CheckpointPolicy(ApiModel):
         ),
     )
 
-    metadata: ObjectMeta
-    """Standard metadata."""
     spec: PolicySpec
     """What every run under this policy does."""
     status: PolicyStatus = Field(default_factory=PolicyStatus)
@@ -118,9 +117,9 @@ class CheckpointPolicy(ApiModel):
 
 
 def parse_policy(raw: Mapping[str, Any]) -> CheckpointPolicy:
-    """Reads a CheckpointPolicy as the API server serves it, or as a user wrote it.
+    """Reads a CheckpointPolicy as the API server serves it; fields it does not know are ignored.
 
     Raises:
         Reject: A field is missing or bad; the sentence names it by its YAML path.
     """
-    return parse_object(CheckpointPolicy, CheckpointPolicy.RESOURCE.kind, raw)
+    return parse_object(CheckpointPolicy, raw)

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
 from tidegate_operator.quantity import parse_duration, parse_size
 
 VALIDATIONS = "x-kubernetes-validations"

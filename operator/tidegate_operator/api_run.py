@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
+
 from tidegate_operator.api_rules import ListSet, set_exactly_when
 from tidegate_operator.api_run_status import RunStatus
 from tidegate_operator.api_types import (
@@ -20,8 +21,8 @@ from tidegate_operator.api_types import (
     Column,
     Count64,
     Label,
-    ObjectMeta,
     Resource,
+    ServedObject,
     Text64,
     parse_object,
     yaml_default,
@@ -78,7 +79,7 @@ class RunSpec(ApiModel):
     """Steps that retention never removes, at most 16."""
 
 
-class CheckpointRun(ApiModel):
+class CheckpointRun(ServedObject):
     """One training run: what is saved, durable and held, and what a user asks of it."""
 
     RESOURCE: ClassVar[Resource] = Resource(
@@ -101,8 +102,6 @@ class CheckpointRun(ApiModel):
         ),
     )
 
-    metadata: ObjectMeta
-    """Standard metadata."""
     spec: RunSpec = yaml_default({})
     """What a user asks of the run; every field is optional."""
     status: RunStatus = Field(default_factory=RunStatus)
@@ -110,9 +109,9 @@ class CheckpointRun(ApiModel):
 
 
 def parse_run(raw: Mapping[str, Any]) -> CheckpointRun:
-    """Reads a CheckpointRun as the API server serves it, or as a user wrote it.
+    """Reads a CheckpointRun as the API server serves it; fields it does not know are ignored.
 
     Raises:
         Reject: A field is missing or bad; the sentence names it by its YAML path.
     """
-    return parse_object(CheckpointRun, CheckpointRun.RESOURCE.kind, raw)
+    return parse_object(CheckpointRun, raw)

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Annotated
 
 from pydantic import AwareDatetime, Field
+
 from tidegate_contract.keys import DrainState
 from tidegate_operator.api_rules import ListMap, Rule
 from tidegate_operator.api_types import (

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field, StringConstraints
+
 from tidegate_contract.cadence import DEFAULT_TOKENS, CadenceKind
 from tidegate_contract.wire import OnBusy, OnFailure
 from tidegate_operator.api_rules import (

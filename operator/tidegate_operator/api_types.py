@@ -6,6 +6,7 @@ and talks to no API server. Called by `tidegate_operator.api`, `tidegate_operato
 """
 
 import re
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,6 +28,7 @@ from pydantic import (
 )
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails
+
 from tidegate_contract.errors import Reject
 from tidegate_operator.api_rules import VALIDATIONS, Rule, wire_name
 from tidegate_operator.quantity import (
@@ -143,6 +145,15 @@ class Resource:
     columns: tuple[Column, ...]
 
 
+class ServedObject(ApiModel):
+    """Base of the kinds themselves: what the API server stores under a name."""
+
+    RESOURCE: ClassVar[Resource]
+
+    metadata: ObjectMeta
+    """Standard metadata."""
+
+
 def _read_duration(value: object) -> timedelta:
     match value:
         case timedelta():
@@ -195,7 +206,6 @@ Quantity = Annotated[
     BeforeValidator(_read_quantity),
     WithJsonSchema(
         {
-            "x-kubernetes-int-or-string": True,
             "anyOf": [{"type": "integer"}, {"type": "string"}],
             "pattern": _QUANTITY_PATTERN,
         }
@@ -251,17 +261,16 @@ class Condition(ApiModel):
     """Generation of the spec that the condition was derived from."""
 
 
-Parsed = TypeVar("Parsed", bound=ApiModel)
+Served = TypeVar("Served", bound=ServedObject)
 
 
-def parse_object(model: type[Parsed], kind: str, raw: Mapping[str, Any]) -> Parsed:
+def parse_object(model: type[Served], raw: Mapping[str, Any]) -> Served:
     """Reads one object as the API server serves it.
 
     Fields that this version does not know are ignored, so objects of a newer minor can be read.
 
     Args:
-        model: The model of the whole object.
-        kind: Its kind, for the sentence.
+        model: The model of its kind.
         raw: The decoded JSON object.
 
     Raises:
@@ -272,7 +281,7 @@ def parse_object(model: type[Parsed], kind: str, raw: Mapping[str, Any]) -> Pars
         return model.model_validate(raw)
     except ValidationError as error:
         sentence = _sentence(error.errors(include_url=False)[0])
-        raise Reject(f"{kind} {_name(raw)}: {sentence}") from error
+        raise Reject(f"{model.RESOURCE.kind} {_name(raw)}: {sentence}") from error
 
 
 def _name(raw: Mapping[str, Any]) -> str:
@@ -301,7 +310,7 @@ def _sentence(error: ErrorDetails) -> str:
     value = error["input"]
     if error["type"] == "missing" or " not " in phrase or not isinstance(value, str | int | float):
         return f"{path} {phrase}"
-    return f"{path} {phrase}, not {value!r}"
+    return f"{path} {phrase}, not {reprlib.repr(value)}"
 
 
 def _path(location: tuple[int | str, ...]) -> str:
@@ -311,5 +320,5 @@ def _path(location: tuple[int | str, ...]) -> str:
 
 def _phrase(message: str) -> str:
     """Turns pydantic's English into the rest of a sentence that began with the field's path."""
-    message = message.removeprefix("Value error, ")
+    message = message.removeprefix("Value error, ").partition(" after validation")[0]
     return re.sub(r"^(Input|String|Value|Tuple|Dictionary) should", "must", message)

@@ -1,0 +1,1 @@
+"""The operator: the cluster API, the controller and the gate."""
