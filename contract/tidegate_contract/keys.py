@@ -24,7 +24,10 @@ SAFE_TO_EVICT_ANNOTATION = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 DO_NOT_DISRUPT_ANNOTATION = "karpenter.sh/do-not-disrupt"
 
 JOB_NAME_LABEL = "batch.kubernetes.io/job-name"
+JOB_UID_LABEL = "batch.kubernetes.io/controller-uid"
+JOB_INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 JOBSET_NAME_LABEL = "jobset.sigs.k8s.io/jobset-name"
+JOBSET_UID_LABEL = "jobset.sigs.k8s.io/jobset-uid"
 JOB_IGNORED_FAILURES_ANNOTATION = "batch.kubernetes.io/job-index-ignored-failure-count"
 
 SIDECAR_CONTAINER = "tidegate-flush"
@@ -36,6 +39,10 @@ LOCAL_MOUNT = "/tidegate/local"
 """Where a pod sees its run's folder on the local tier."""
 REMOTE_MOUNT = "/tidegate/remote"
 """Where a pod sees the root of the remote tier (not the run's folder: the sidecar makes that)."""
+AGENT_LOCAL_TIERS = "/tidegate/tiers/local"
+"""Where the agent sees the roots of the local tiers, each under its name."""
+AGENT_REMOTE_TIERS = "/tidegate/tiers/remote"
+"""Where the agent sees the roots of the remote tiers, each under its name."""
 TOKEN_DIR = "/var/run/secrets/tidegate"
 TOKEN_FILE = f"{TOKEN_DIR}/token"
 TOKEN_AUDIENCE = "tidegate"
@@ -90,3 +97,68 @@ class ReleaseReason(StrEnum):
     SAVE_FAILED = "SaveFailed"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     OFF = "Off"
+
+
+class RunCondition(StrEnum):
+    """Types of the conditions of a CheckpointRun."""
+
+    READY = "Ready"
+    DURABLE = "Durable"
+    HELD = "Held"
+
+
+class RunReadyReason(StrEnum):
+    """Reasons of a run's condition Ready."""
+
+    ON_SCHEDULE = "OnSchedule"
+    NOT_STARTED = "NotStarted"
+    SAVE_FAILING = "SaveFailing"
+    SILENT = "Silent"
+    NOT_INJECTED = "NotInjected"
+    FINISHED = "Finished"
+
+
+class DurableReason(StrEnum):
+    """Reasons of a run's condition Durable."""
+
+    FRESH = "Fresh"
+    LAGGING = "Lagging"
+    NEVER_SAVED = "NeverSaved"
+    STALLED = "Stalled"
+
+
+class HeldReason(StrEnum):
+    """Reasons of a run's condition Held."""
+
+    HELD = "Held"
+    IDLE = "Idle"
+    RELEASED = "Released"
+    SILENT = "Silent"
+    PDB_CONFLICT = "PDBConflict"
+    PDB_DELETED = "PDBDeleted"
+    OFF = "Off"
+
+
+class PolicyCondition(StrEnum):
+    """Types of the conditions of a CheckpointPolicy."""
+
+    ACCEPTED = "Accepted"
+    INJECTING = "Injecting"
+    READY = "Ready"
+
+
+class AcceptedReason(StrEnum):
+    """Reasons of a policy's condition Accepted."""
+
+    VALID = "Valid"
+    UNKNOWN_TIER = "UnknownTier"
+    CLAIM_MISSING = "ClaimMissing"
+    NOT_ALLOWED = "NotAllowed"
+
+
+class InjectingReason(StrEnum):
+    """Reasons of a policy's condition Injecting."""
+
+    ALL_INJECTED = "AllInjected"
+    PODS_MISSED = "PodsMissed"
+    NO_PODS = "NoPods"

@@ -31,6 +31,7 @@ MANIFEST = "manifest.json"
 COMMIT = "COMMIT"
 
 _STEP = re.compile(r"step-(\d{20})\.([0-9a-f]{16})")
+_DATA = re.compile(r"(weights|optim|rest|replica)-(0|[1-9]\d{0,8})\.distcp")
 _SEAL = re.compile(r"seal-(0|[1-9]\d{0,8})\.json")
 _ANNOUNCED = re.compile(r"announced-(0|[1-9]\d{0,8})\.json")
 _STATE = re.compile(r"state-(0|[1-9]\d{0,8})\.json")
@@ -87,6 +88,12 @@ def data_file(part: Part, rank: int) -> str:
     return f"{part}-{rank}.distcp"
 
 
+def parse_data_file(name: str) -> tuple[Part, int] | None:
+    """Part and rank of a data file's name; None for any other name."""
+    match = _DATA.fullmatch(name)
+    return (Part(match[1]), int(match[2])) if match else None
+
+
 def seal_file(rank: int) -> str:
     """Name of a rank's seal; on the remote tier, its receipt."""
     return f"seal-{rank}.json"
@@ -136,9 +143,36 @@ def temp_file(final: str, token: str) -> str:
     return f".tmp-{token}-{final}"
 
 
+def parse_temp_file(name: str) -> str | None:
+    """The final name of an unfinished file's name; None for any other name."""
+    return name.split("-", 2)[2] if is_temp_file(name) else None
+
+
 def is_temp_file(name: str) -> bool:
     """True for an unfinished file that no reader may take."""
     return _TEMP.fullmatch(name) is not None
+
+
+def target_file(run: str) -> str:
+    """Name of a run's `wire.Target` beside its folder; no run's name holds a dot."""
+    return f"{run}.target.json"
+
+
+def parse_target_file(name: str) -> str | None:
+    """The run of a target's name; None for any other name."""
+    run = name.removesuffix(".target.json")
+    return run if run != name and _DNS_LABEL.fullmatch(run) else None
+
+
+def quarantined_file(attempt: Attempt, name: str) -> str:
+    """Name inside `quarantine/` of a damaged file of a step folder."""
+    return f"{step_folder(attempt)}.{name.lstrip('.')}"
+
+
+def parse_quarantined_file(name: str) -> Attempt | None:
+    """The attempt whose damaged file this is; None for any other name."""
+    match = _STEP.match(name)
+    return parse_step_folder(match[0]) if match and name[match.end() :].startswith(".") else None
 
 
 def check_file_name(name: str) -> str:

@@ -4,6 +4,7 @@
 `control.json`       sidecar → trainer    on change
 `Report`/`Reply`     lead sidecar ⇄ gate  a long poll
 `Policy`             injected as environment, refreshed by `Reply`
+`Target`             agent → agent        where a run's steps go once its pods are gone
 """
 
 from dataclasses import dataclass, field
@@ -316,3 +317,23 @@ class Reply:
     policy: Policy | None = None
     request: SaveRequest | None = None
     poll_seconds: float = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """`<run>.target.json` beside the run's folder on a local tier, of the agent alone.
+
+    Attributes:
+        tier: name of the admin's remote tier.
+        path: the run's folder there, relative to the tier's root.
+        uid, gid: of the trainer; the agent's copies run under them.
+        policy: the values at admission of the newest pod.
+    """
+
+    KIND: ClassVar[str] = "target"
+
+    tier: str
+    path: str
+    uid: int
+    gid: int
+    policy: Policy
