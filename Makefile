@@ -65,7 +65,7 @@ ground-prepare: env ## build the ground's programs and images once (about 11 min
 
 .PHONY: ground
 ground: ground-prepare images ## a three-node Kubernetes on this machine, until ground-down
-	@$(PY) -m tidegate_ground up
+	@$(PY) -m tidegate_demo --only-ground
 	@$(PY) -m tidegate_ground env
 
 .PHONY: ground-down
@@ -74,7 +74,7 @@ ground-down: env ## remove the ground that `make ground` started
 
 .PHONY: images
 images: ground-prepare ## build the operator's and the sidecar's image
-	@$(PY) images/build.py --base "$$($(PY) -m tidegate_ground base-image)"
+	@$(PY) images/build.py --base "$$($(PY) -c 'from tidegate_ground import sets; print(sets.image_archive("base"))')"
 
 .PHONY: demo
 demo: ground-prepare images ## a training job, a drain that waits for its save, and the timeline

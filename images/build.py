@@ -16,11 +16,12 @@ import subprocess
 import sys
 import tarfile
 import time
-import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from tidegate_contract import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ("operator", "sidecar")
@@ -268,12 +269,11 @@ def ensure_image(recipe: Recipe) -> str:
 
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     """Returns the command line's values; what is wrong ends the program with a sentence."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     parser = argparse.ArgumentParser(description="Build Tidegate's images as docker-archives.")
     parser.add_argument("images", nargs="*", metavar="IMAGE", help="operator, sidecar (both)")
     parser.add_argument("--base", help="base image, or a docker-archive of one (*.tar)")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "images", help="folder")
-    parser.add_argument("--tag", default=project["version"], help="the images' tag (%(default)s)")
+    parser.add_argument("--tag", default=__version__, help="the images' tag (%(default)s)")
     values = parser.parse_args(arguments)
     unknown = sorted(set(values.images) - set(IMAGES))
     if unknown:

@@ -1,5 +1,6 @@
 """Runs the main job from first save to resumed training and prints the timeline."""
 
+import argparse
 import subprocess
 import sys
 from collections.abc import Callable
@@ -173,11 +174,16 @@ def show_copy(demo: Demo, folder: Path) -> None:
 
 def main() -> int:
     """Exit status 0 when every step of the main job did what it should."""
+    parser = argparse.ArgumentParser(prog="tidegate_demo", description=__doc__)
+    parser.add_argument("--only-ground", action="store_true", help="bring the ground up and stop")
+    only_ground = parser.parse_args().only_ground
     console = Console(highlight=False, soft_wrap=True)
     columns = (TextColumn("  {task.description}"), BarColumn(), TimeElapsedColumn())
     try:
         ground = open_ground(console)
         folder = stage.make_pfs_folder(ground)
+        if only_ground:
+            return 0
         stage.install_chart(ground)
         ground.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=120s")
         ground.kubectl("create", "namespace", NAMESPACE)
