@@ -7,8 +7,9 @@ across a relist.
 
 import asyncio
 import os
+import platform
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, cast
 
 import kopf
 
@@ -120,6 +121,8 @@ async def operate(queue: Queue, work: Work) -> None:
     await kopf.operator(
         registry=build_registry(queue, background),
         settings=build_framework_settings(),
+        # By itself the framework looks up the user's name, and a container's uid has none.
+        identity=cast("Any", platform.node()),
         standalone=True,
         clusterwide=True,
         stop_flag=background.stop,

@@ -11,28 +11,31 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from tidegate_ground import commands, locks, paths, sets
+from tidegate_ground import commands, locks, paths, requirements, sets
 from tidegate_ground.sets import AnySet, GoSet, ImageSet
 
 Step = Callable[[str], AbstractContextManager[None]]
+Report = Callable[[str], None]
 GO_ENVIRONMENT = {"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly", "GOWORK": "off"}
 BUILDAH_ENVIRONMENT = {"BUILDAH_ISOLATION": "chroot"}
 
 
-def build_missing(step: Step) -> list[Path]:
+def build_missing(step: Step, report: Report) -> list[Path]:
     """Builds what is not built yet and returns the new folders.
 
     Waits when another process builds into the same cache.
 
     Args:
         step: opens the display of one piece of work; gets its description.
+        report: gets a sentence when another builder is waited for.
 
     Raises:
         CommandFailed: a build failed; what was finished before it stays.
     """
     root = paths.builds_root()
     root.mkdir(parents=True, exist_ok=True)
-    with locks.locked(root):
+    waiting = "Another process builds into the same cache; waiting for it."
+    with locks.locked(root, lambda: report(waiting)):
         return [_build(any_set, step) for any_set in sets.missing_sets()]
 
 
@@ -64,7 +67,9 @@ def _build_programs(go_set: GoSet, partial: Path) -> None:
 def _go_build(source: Path, *arguments: str) -> None:
     # The version control stamp would make a build depend on the repository around it.
     options = ["-trimpath", "-buildvcs=false"]
-    commands.run("go", "build", *options, *arguments, cwd=source, env=GO_ENVIRONMENT)
+    commands.run(
+        requirements.find_go(), "build", *options, *arguments, cwd=source, env=GO_ENVIRONMENT
+    )
 
 
 def _build_image(image_set: ImageSet, partial: Path) -> None:
@@ -75,13 +80,14 @@ def _build_image(image_set: ImageSet, partial: Path) -> None:
         _go_build(source, "-ldflags", "-s -w", "-o", str(context / "pause"), ".")
     else:
         packages = ",".join((source / "packages").read_text().split())
-        options = ["--quiet", "--variant=minbase", f"--include={packages}"]
-        commands.run("mmdebstrap", *options, sets.DEBIAN_SUITE, context / "root.tar")
+        options = ["--quiet", "--variant=minbase", f"--dpkgopt={source / 'dpkg.cfg'}"]
+        install = ("mmdebstrap", *options, f"--include={packages}", sets.DEBIAN_SUITE)
+        commands.run(*install, context / "root.tar")
     archive = sets.archive_path(partial, image_set)
     archive.parent.mkdir()
     containerfile, image = source / "Containerfile", image_set.image
-    pack = ["buildah", "build", "--quiet", "--pull-never", "--file", containerfile, "--tag", image]
-    commands.run(*pack, context, env=BUILDAH_ENVIRONMENT)
+    options = ["--quiet", "--pull-never", "--tag", image, "--file", str(containerfile)]
+    commands.run("buildah", "build", *options, context, env=BUILDAH_ENVIRONMENT)
     target = f"docker-archive:{archive}:{image}"
     commands.run("buildah", "push", "--quiet", image, target, env=BUILDAH_ENVIRONMENT)
     shutil.rmtree(context)

@@ -12,7 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tidegate_ground import processes
+from tidegate_ground.errors import GroundError
 from tidegate_ground.waiting import wait_until
+
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+NEEDED_CONTROLLERS = {"cpu", "cpuset", "memory", "pids"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +33,15 @@ class Hierarchy:
     path: Path
     version: int
     controllers: tuple[str, ...]
+
+    @property
+    def needs_delegation(self) -> bool:
+        """Whether children get controllers only when their parent hands them down.
+
+        True of version 2 alone, and only where it stands alone: beside version 1 it has none that
+        pods need, and what its root hands down is the machine's own affair.
+        """
+        return self.version == 2 and self.path == CGROUP_ROOT
 
 
 def parse_hierarchies(mounts: str, controllers: str) -> tuple[Hierarchy, ...]:
@@ -52,15 +65,39 @@ def observe_hierarchies() -> tuple[Hierarchy, ...]:
     )
 
 
+def require_controllers() -> None:
+    """Raises a GroundError that names the controllers this machine does not offer."""
+    offered: set[str] = set()
+    for hierarchy in observe_hierarchies():
+        offered |= set(hierarchy.controllers)
+        if hierarchy.version == 2:
+            offered |= set((hierarchy.path / "cgroup.controllers").read_text().split())
+    if missing := NEEDED_CONTROLLERS - offered:
+        raise GroundError(
+            f"This machine offers no cgroup controller {', '.join(sorted(missing))}; kubelets "
+            f"need {', '.join(sorted(NEEDED_CONTROLLERS))}, in cgroup version 1 or 2."
+        )
+
+
 def make(group: str) -> None:
-    """Makes the group in every hierarchy, ready to take processes."""
+    """Makes the group in every hierarchy, ready to take processes.
+
+    Raises:
+        GroundError: this machine does not let us.
+    """
     for hierarchy in observe_hierarchies():
         path = hierarchy.path
         for part in group.split("/"):
             parent, path = path, path / part
-            if hierarchy.version == 2:
-                delegate_controllers(parent)
-            path.mkdir(exist_ok=True)
+            try:
+                if hierarchy.needs_delegation:
+                    delegate_controllers(parent)
+                path.mkdir(exist_ok=True)
+            except OSError as error:
+                raise GroundError(
+                    f"The ground cannot make the cgroup {path} ({error.strerror}): it needs "
+                    f"{hierarchy.path} writable and, in version 2, a root group of its own."
+                ) from error
             if "cpuset" in hierarchy.controllers:
                 _fill_cpuset(parent, path)
 

@@ -1,8 +1,8 @@
 """What goes wrong in the ground, as sentences for a person.
 
-    GroundError           something the person at the keyboard can act on
-    ├── CommandFailed     a program ended with an error; carries its exit code and output
-    └── DeadlineExceeded  something awaited did not come in time
+GroundError           something the person at the keyboard can act on
+├── CommandFailed     a program ended with an error; carries its exit code and output
+└── DeadlineExceeded  something awaited did not come in time
 """
 
 from __future__ import annotations

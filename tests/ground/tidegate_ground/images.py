@@ -19,6 +19,7 @@ from tidegate_ground.errors import GroundError
 
 # Below a node's /var, so that it is lost together with what containerd unpacked.
 LOADED_RECORD = "var/lib/ground-images.json"
+IMPORT = ("-n", "k8s.io", "images", "import", "--local", "-")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,8 @@ def read_archive(path: Path) -> Archive:
     Raises:
         GroundError: it is no docker-archive with one named image.
     """
+    if not path.is_file():
+        raise GroundError(f"There is no image archive {path}.")
     try:
         with tarfile.open(path) as tar:
             images = json.loads(_member(tar, "manifest.json"))
@@ -67,7 +70,7 @@ def read_archive(path: Path) -> Archive:
             config = _member(tar, images[0]["Config"])
     except (OSError, tarfile.TarError, KeyError, ValueError) as error:
         raise GroundError(
-            f"{path} is not a docker-archive ({error}); make one with `buildah push IMAGE "
+            f"{path} is not a docker-archive; make one with `buildah push IMAGE "
             f"docker-archive:FILE:IMAGE`, `podman save` or `docker save`."
         ) from error
     name = normalize_image_name(images[0]["RepoTags"][0])
@@ -103,7 +106,7 @@ def load(archives: Sequence[Archive], ctr: Sequence[str | Path], root: Path) -> 
     missing = decide_loads(archives, loaded)
     for archive in missing:
         with archive.path.open("rb") as stream:
-            commands.stream(stream, *ctr, "-n", "k8s.io", "images", "import", "--local", "-")
+            commands.run(*ctr, *IMPORT, stdin=stream)
         loaded[archive.image] = archive.key
     if missing:
         # containerd fsyncs its database but not what it unpacks: after a power cut it would

@@ -16,12 +16,16 @@ from tidegate_ground import commands
 from tidegate_ground.errors import GroundError
 from tidegate_ground.waiting import wait_until
 
+# Enters cgroups, then becomes the command; "0" stands for the writer itself.
+JOIN = """
+for file in $1; do echo 0 >"$file" || exit 1; done
+shift
+exec "$@"
+"""
 # A shell in between, so that the process is nobody's child but init's: no zombie is left in a
-# test session, and no code runs between fork and exec of a threaded Python. It joins the cgroups
-# itself ("0" is the writer), then prints the pid of what it leaves in the background.
-LAUNCHER = """
-log=$1 groups=$2; shift 2
-for file in $groups; do echo 0 >"$file" || exit 1; done
+# test session, and no code runs between fork and exec of a threaded Python.
+LEAVE_BEHIND = """
+log=$1; shift
 "$@" </dev/null >>"$log" 2>&1 &
 echo $!
 """
@@ -88,7 +92,7 @@ def send(record: PidRecord, signum: signal.Signals) -> None:
     except ProcessLookupError:
         return
     try:
-        # The handle is on one process whatever becomes of the pid; now see that it is the right one.
+        # The handle stays on one process whatever becomes of the pid; is it the right one?
         if is_alive(record):
             signal.pidfd_send_signal(handle, signum)
     except ProcessLookupError:
@@ -107,6 +111,16 @@ def end(record: PidRecord, seconds: float = 10) -> None:
     wait_until(f"the end of process {record.pid}", lambda: not is_alive(record), seconds)
 
 
+def enter_groups(groups: Sequence[Path]) -> list[str]:
+    """Returns the head of a command that runs in a session and in cgroups of its own."""
+    return ["setsid", "--wait", "sh", "-c", JOIN, "sh", " ".join(map(str, groups))]
+
+
+def clean_environment(env: Mapping[str, str]) -> list[str]:
+    """Returns the head of a command that has this environment and nothing of the caller's."""
+    return ["env", "-i", *[f"{name}={value}" for name, value in env.items()]]
+
+
 def spawn(
     argv: Sequence[str | Path], *, log: Path, groups: Sequence[Path], env: Mapping[str, str]
 ) -> PidRecord:
@@ -122,9 +136,8 @@ def spawn(
         GroundError: it ended at once.
         CommandFailed: a cgroup did not take it.
     """
-    clean = ["env", "-i", *[f"{name}={value}" for name, value in env.items()]]
-    launcher = ["setsid", "--wait", "sh", "-c", LAUNCHER, "sh", log, " ".join(map(str, groups))]
-    started = commands.run(*launcher, *clean, *argv)
+    leave: list[str | Path] = ["sh", "-c", LEAVE_BEHIND, "sh", log]
+    started = commands.run(*enter_groups(groups), *leave, *clean_environment(env), *argv)
     record = observe(int(started.stdout))
     if record is None:
         raise GroundError(f"{argv[0]} ended as soon as it was started; its log is {log}.")

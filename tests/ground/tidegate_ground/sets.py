@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tidegate_ground import paths
 from tidegate_ground.errors import GroundError
+from tidegate_ground.options import GIB
 
 SETS_FOLDER = Path(__file__).resolve().parent.parent / "sets"
 DEBIAN_SUITE = "bookworm"
@@ -30,11 +31,13 @@ class GoSet:
             without them the programs report no version.
         renames: built name to the name the program is known by.
         first_build: how long the first build takes on two cores, in words.
+        build_bytes: room for the result and for Go's caches.
     """
 
     name: str
     module: str
     first_build: str
+    build_bytes: int
     stamps: tuple[str, ...] = ()
     renames: dict[str, str] = field(default_factory=dict)
 
@@ -47,11 +50,13 @@ class ImageSet:
         name: the folder's name.
         image: the image's name in the nodes.
         first_build: how long the build takes on two cores, in words.
+        build_bytes: room for the result and for what it is made of.
     """
 
     name: str
     image: str
     first_build: str
+    build_bytes: int
 
 
 KUBERNETES_STAMP = "k8s.io/component-base/version"
@@ -60,30 +65,38 @@ GO_SETS = (
         name="containerd",
         module="github.com/containerd/containerd/v2",
         first_build="1 min",
+        build_bytes=1 * GIB,
         stamps=("github.com/containerd/containerd/v2/version.Version={bare}",),
     ),
     GoSet(
         name="etcd",
         module="go.etcd.io/etcd/server/v3",
         first_build="20 s",
+        build_bytes=GIB // 2,
         renames={"server": "etcd"},
     ),
-    GoSet(name="coredns", module="github.com/coredns/coredns", first_build="2 min"),
+    GoSet(
+        name="coredns",
+        module="github.com/coredns/coredns",
+        first_build="2 min",
+        build_bytes=2 * GIB,
+    ),
     GoSet(
         name="kubernetes",
         module="k8s.io/kubernetes",
         first_build="5 min",
+        build_bytes=4 * GIB,
         stamps=(
             f"{KUBERNETES_STAMP}.gitVersion={{version}}",
             f"{KUBERNETES_STAMP}.gitMajor={{major}}",
             f"{KUBERNETES_STAMP}.gitMinor={{minor}}",
         ),
     ),
-    GoSet(name="helm", module="helm.sh/helm/v4", first_build="3 min"),
+    GoSet(name="helm", module="helm.sh/helm/v4", first_build="3 min", build_bytes=GIB),
 )
 IMAGE_SETS = (
-    ImageSet(name="pause", image="localhost/pause:1", first_build="5 s"),
-    ImageSet(name="base", image="localhost/base:1", first_build="1 min"),
+    ImageSet(name="pause", image="localhost/pause:1", first_build="5 s", build_bytes=GIB // 16),
+    ImageSet(name="base", image="localhost/base:1", first_build="1 min", build_bytes=GIB),
 )
 AnySet = GoSet | ImageSet
 SETS: tuple[AnySet, ...] = (*GO_SETS, *IMAGE_SETS)
@@ -176,9 +189,9 @@ def require_built() -> None:
         )
 
 
-def toolbox(names: tuple[str, ...] = tuple(go_set.name for go_set in GO_SETS)) -> Toolbox:
-    """Returns the programs of the named sets, all Go sets by default."""
-    chosen = [go_set for go_set in GO_SETS if go_set.name in names]
+def toolbox(names: tuple[str, ...] | None = None) -> Toolbox:
+    """Returns the programs of the named sets; None: of all."""
+    chosen = [go_set for go_set in GO_SETS if names is None or go_set.name in names]
     return Toolbox(folders=tuple(built_folder(go_set) / "bin" for go_set in chosen))
 
 
