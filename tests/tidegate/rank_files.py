@@ -1,0 +1,76 @@
+"""What the tests read from and do to a run's folders."""
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tidegate_contract.document import decode
+from tidegate_contract.folder import Folder
+from tidegate_contract.layout import parse_step_folder, state_file, step_folder
+from tidegate_contract.publish import announce, commit_step, ensure_identity, write_seal
+from tidegate_contract.scan import StepRecord, read_identity, scan_step, scan_steps
+from tidegate_contract.seal import Seal
+from tidegate_contract.wire import TrainerState
+
+RUN = "tests/lm"
+
+
+def run_folder(root: Path) -> Path:
+    return root / RUN
+
+
+def sealed_steps(root: Path) -> list[StepRecord]:
+    with Folder.open(run_folder(root)) as run:
+        identity = read_identity(run)
+        return [r for r in scan_steps(run, identity.run_id) if r.is_sealed_by_all]
+
+
+def state_of(root: Path, rank: int) -> TrainerState:
+    path = run_folder(root) / state_file(rank)
+    return decode(TrainerState, path.read_bytes(), str(path))
+
+
+def remote_root(tmp_path: Path) -> Path:
+    root = tmp_path / "pfs"
+    root.mkdir()
+    return root
+
+
+def commit_newest(locals_: list[Path], remote: Path) -> Path:
+    """Copies the newest step of these nodes to the remote tier like a flusher; commits it."""
+    with Folder.open(run_folder(locals_[0])) as near:
+        identity = read_identity(near)
+    names = [n for n in os.listdir(run_folder(locals_[0])) if parse_step_folder(n)]
+    attempt = max(parse_step_folder(name) for name in names)
+    os.makedirs(run_folder(remote), exist_ok=True)
+    with Folder.open(run_folder(remote)) as far:
+        ensure_identity(far, identity)
+        with far.ensure_child(step_folder(attempt)) as target:
+            for root in locals_:
+                with Folder.open(run_folder(root) / step_folder(attempt)) as source:
+                    record = scan_step(source, attempt, "", identity.run_id)
+                    for seal in record.seals.values():
+                        copy_rank(source, target, seal)
+            committed = commit_step(target, attempt, identity.run_id, datetime.now(UTC))
+    assert committed is not None
+    return run_folder(remote) / step_folder(attempt)
+
+
+def copy_rank(source: Folder, target: Folder, seal: Seal) -> None:
+    announce(target, seal)
+    for entry in seal.flushed_files:
+        data = source.read(entry.name)
+        with target.new_file(entry.name) as file:
+            file.write(data)
+            file.publish(len(data))
+    write_seal(target, seal)
+
+
+def make_nodes(tmp_path: Path, count: int) -> list[Path]:
+    return [tmp_path / f"node{index}" for index in range(count)]
+
+
+def flip_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)

@@ -1,0 +1,284 @@
+"""What a rank process runs in the tests of the trainer; called by `ranks_host` in a fork."""
+
+import hashlib
+import logging
+import os
+import random
+import signal
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch._dynamo  # DDP imports it; once here is cheaper than in every fork
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import tidegate
+from tidegate import saves
+from tidegate.writer import Ticket
+from tidegate_contract.cadence import Cadence, CadenceKind
+from tidegate_contract.folder import Folder
+from tidegate_contract.publish import write_document
+from tidegate_contract.wire import Control, SaveRequest
+
+
+def prepare(folder: Path, rank: int, world_size: int) -> None:
+    """One gloo world on the loopback interface; it meets in a file, so no port is taken."""
+    handler = logging.StreamHandler()
+    text = "%(relativeCreated)d %(name)s %(message)s %(step)s %(why)s"
+    handler.setFormatter(logging.Formatter(text, defaults={"why": "", "step": ""}))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    method = f"file://{folder}/rendezvous"
+    limit = timedelta(seconds=60)
+    dist.init_process_group(
+        "gloo", init_method=method, rank=rank, world_size=world_size, timeout=limit
+    )
+
+
+def build_model(kind: str) -> torch.nn.Module:
+    torch.manual_seed(7)
+    layers = [torch.nn.Linear(16, 32), torch.nn.BatchNorm1d(32), torch.nn.Dropout(0.2)]
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(32, 4))
+    model.register_parameter("spare", torch.nn.Parameter(torch.ones(3)))  # without any gradient
+    if kind == "ddp":
+        # Otherwise buckets change after the first step, and sums over 4 ranks by their last bit.
+        return DistributedDataParallel(model, find_unused_parameters=True)
+    if kind == "fsdp":
+        mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+        fully_shard(model, mesh=mesh)
+    return model
+
+
+class Loop:
+    """A small training loop whose data comes from all generators, so that they matter."""
+
+    def __init__(self, kind: str, rank: int) -> None:
+        self.model = build_model(kind)
+        self.optim = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.sched = torch.optim.lr_scheduler.MultiStepLR(self.optim, milestones=[3, 9], gamma=0.5)
+        self.loader = {"cursor": 0}
+        self.notes = {"best": 1e9}
+        torch.manual_seed(100 + rank)
+        random.seed(200 + rank)
+        np.random.seed(300 + rank)
+
+    @property
+    def state(self) -> dict:
+        return {
+            "model": self.model,
+            "optim": self.optim,
+            "sched": self.sched,
+            "notes": (lambda: self.notes, lambda found: self.notes.update(found)),
+        }
+
+    def train(self) -> float:
+        shift = random.random() + float(np.random.rand())
+        batch = torch.randn(8, 16) + shift
+        loss = self.model(batch).square().mean()
+        loss.backward()
+        self.optim.step()
+        self.optim.zero_grad()
+        self.sched.step()
+        self.loader["cursor"] += 1
+        self.notes["best"] = min(self.notes["best"], loss.item())
+        return loss.item()
+
+    def digest(self) -> str:
+        """Of all parameters and buffers of a model that is not sharded."""
+        whole = hashlib.sha256()
+        for tensor in self.model.state_dict().values():
+            whole.update(tensor.numpy().tobytes())
+        return whole.hexdigest()
+
+
+def by_steps(steps: int) -> Cadence:
+    return Cadence(by=CadenceKind.STEPS, steps=steps)
+
+
+def open_run(
+    loop: Loop,
+    *,
+    local: str,
+    every: int,
+    remote: str | None = None,
+    may_reshape: bool = False,
+    policy: dict | None = None,
+) -> tidegate.Checkpointer:
+    rule = (lambda name, saved, own, size: saved[own]) if may_reshape else None
+    return tidegate.Checkpointer(
+        loop.state,
+        rank_state={"loader": (lambda: loop.loader, loop.loader.update)},
+        run="tests/lm",
+        local=local,
+        remote=remote,
+        cadence=by_steps(every),
+        options=tidegate.Options(
+            on_world_change=rule,
+            policy=tidegate.Policy(**(policy or {})),
+            durable_timeout=timedelta(seconds=25),
+        ),
+    )
+
+
+def train(
+    rank: int,
+    world_size: int,
+    *,
+    steps: int,
+    kind: str = "ddp",
+    ends: dict | None = None,
+    **where: object,
+) -> dict:
+    """Trains until `steps`; gives losses as exact texts, and how it began.
+
+    `ends` may name a step: `terminate`, where the last rank gets SIGTERM; `crash`, where all die.
+    """
+    loop = Loop(kind, rank)
+    ends = ends or {}
+    ckpt = open_run(loop, **where)
+    start = ckpt.restore()
+    first = start.step if start else 0
+    losses = {}
+    for step in range(first + 1, steps + 1):
+        losses[step] = loop.train().hex()
+        if step == ends.get("terminate") and rank == world_size - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        ckpt.step(tokens=10 * (rank + 1))
+        if step == ends.get("crash"):
+            ckpt.wait("sealed")
+            os._exit(9)
+    ckpt.close()
+    began = None if start is None else [start.step, start.tokens, start.tier, start.reason]
+    lineage = None if start is None else start.lineage
+    cursor = loop.loader["cursor"]
+    return {"losses": losses, "start": began, "lineage": lineage, "cursor": cursor}
+
+
+def mutate(rank: int, world_size: int, *, local: str, steps: int) -> dict:
+    """Overwrites the weights right after each `step()`; gives the digest that a save must have."""
+    loop = Loop("plain", 0)
+    ckpt = tidegate.Checkpointer(loop.state, run="tests/lm", local=local, cadence=by_steps(1))
+    ckpt.restore()
+    digests = {}
+    for step in range(1, steps + 1):
+        loop.train()
+        digests[step] = loop.digest()
+        ckpt.step()
+        with torch.no_grad():
+            for tensor in loop.model.state_dict().values():
+                tensor.add_(1)
+    ckpt.close()
+    return digests
+
+
+def end_unevenly(rank: int, world_size: int, *, local: str, steps: list[int]) -> dict:
+    """Ranks without collective training end at different steps."""
+    loop = Loop("plain", rank)
+    ckpt = tidegate.Checkpointer(loop.state, run="tests/lm", local=local, cadence=by_steps(2))
+    ckpt.restore()
+    for _ in range(steps[rank]):
+        loop.train()
+        ckpt.step(tokens=1)
+    ckpt.close()
+    return {}
+
+
+def save_on_request(rank: int, world_size: int, *, local: str, steps: int) -> dict:
+    """Rank 0 finds a request and a live policy after step 3."""
+    loop = Loop("ddp", rank)
+    ckpt = tidegate.Checkpointer(loop.state, run="tests/lm", local=local, cadence=by_steps(1000))
+    ckpt.restore()
+    run = Folder.open(f"{local}/tests/lm")
+    for step in range(1, steps + 1):
+        loop.train()
+        if step == 4 and rank == 0:
+            deadline = datetime.now(UTC) + timedelta(seconds=60)
+            request = SaveRequest(request_id=2**62 + 1, deadline=deadline)
+            policy = tidegate.Policy(cadence=by_steps(7))
+            write_document(run, "control.json", Control(policy=policy, request=request))
+        ckpt.step(tokens=1)
+    ckpt.close()
+    return {}
+
+
+def fail_once(rank: int, world_size: int, *, local: str, steps: int) -> dict:
+    """A value of one rank cannot be copied in one save; the next save works."""
+
+    class Stubborn:
+        is_broken = True
+
+        def __deepcopy__(self, memo: object) -> "Stubborn":
+            if self.is_broken and rank == 1:
+                raise ValueError("cannot be copied")
+            return self
+
+    loop = Loop("ddp", rank)
+    stubborn = Stubborn()
+    stubborn.is_broken = False
+    private = {"stubborn": (lambda: stubborn if stubborn.is_broken else 1, lambda found: None)}
+    ckpt = tidegate.Checkpointer(
+        loop.state, rank_state=private, run="tests/lm", local=local, cadence=by_steps(2)
+    )
+    ckpt.restore()
+    for step in range(1, steps + 1):
+        loop.train()
+        stubborn.is_broken = step == 3
+        ckpt.step()
+        if step % 2:
+            ckpt.wait("sealed")
+    ckpt.close()
+    return {}
+
+
+def hang_once(rank: int, world_size: int, *, local: str, steps: int) -> dict:
+    """The first save of the last rank never ends; later ones are whole again."""
+    whole = saves.write_attempt
+
+    def write(desk: object, ticket: Ticket, *rest: object) -> int:
+        if rank == world_size - 1 and ticket.attempt.step == 3:
+            threading.Event().wait()
+        return whole(desk, ticket, *rest)
+
+    saves.write_attempt = write
+    loop = Loop("ddp", rank)
+    options = tidegate.Options(policy=tidegate.Policy(save_timeout_seconds=4))
+    ckpt = tidegate.Checkpointer(
+        loop.state, run="tests/lm", local=local, cadence=by_steps(2), options=options
+    )
+    ckpt.restore()
+    for step in range(1, steps + 1):
+        loop.train()
+        ckpt.step()
+        if step == 3:
+            ckpt.wait("sealed")
+    ckpt.close()
+    return {}
+
+
+def terminate_twice(rank: int, world_size: int, *, local: str) -> dict:
+    """The second signal comes while the first is not even heard."""
+    loop = Loop("plain", rank)
+    ckpt = tidegate.Checkpointer(loop.state, run="tests/lm", local=local, cadence=by_steps(2))
+    ckpt.restore()
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGTERM)
+    return {}
+
+
+def lose_a_rank(rank: int, world_size: int, *, local: str) -> dict:
+    """The last rank vanishes; the others train on without saves."""
+    loop = Loop("plain", rank)
+    ckpt = tidegate.Checkpointer(loop.state, run="tests/lm", local=local, cadence=by_steps(2))
+    ckpt.restore()
+    for step in range(1, 7):
+        loop.train()
+        if step == 4 and rank == world_size - 1:
+            os._exit(9)
+        ckpt.step()
+    ckpt.close()
+    return {"steps": 6}

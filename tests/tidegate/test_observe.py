@@ -1,0 +1,82 @@
+"""What a restore concludes from what it saw."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from tidegate.deadline import run_within
+from tidegate.observe import count_tries, find_whole_attempts
+from tidegate_contract.errors import Retry
+from tidegate_contract.identity import LineageClaim
+from tidegate_contract.layout import (
+    Attempt,
+    parse_quarantined_file,
+    quarantined_file,
+    step_folder,
+)
+from tidegate_contract.restore_point import Copy, World
+
+FIVE = Attempt(step=5, nonce="0000000000000005")
+
+
+def a_copy(**fields) -> Copy:
+    facts = {"attempt": FIVE, "lineage": 1, "tokens": 1, "world_size": 2}
+    return Copy(**{**facts, "ranks": frozenset(), "folder": step_folder(FIVE), **fields})
+
+
+def a_claim(number: int, restored: Attempt | None = FIVE) -> LineageClaim:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    return LineageClaim(run_id="r", number=number, restored=restored, claimed_at=now)
+
+
+@pytest.mark.parametrize(
+    ("claims", "saved_lineage", "want"),
+    [
+        ([], 1, 0),
+        ([a_claim(2), a_claim(3)], 1, 2),
+        ([a_claim(2), a_claim(3)], 2, 1),
+        ([a_claim(2, None)], 1, 0),
+    ],
+    ids=["never", "twice without a save", "once since a save", "fresh starts do not count"],
+)
+def test_tries_are_restores_that_led_to_no_save(claims, saved_lineage, want):
+    assert count_tries(FIVE, [a_copy(lineage=saved_lineage)], claims) == want
+
+
+@pytest.mark.parametrize(
+    ("local", "remote", "want"),
+    [
+        ([[a_copy(ranks=frozenset({0}))], [a_copy(ranks=frozenset({1}))]], [], {FIVE}),
+        ([[a_copy(ranks=frozenset({0}))], []], [], set()),
+        ([[], []], [a_copy(is_announced=True)], {FIVE}),
+        ([[], []], [a_copy(is_committed=True, ranks=frozenset({0, 1}))], {FIVE}),
+    ],
+    ids=["sealed on both nodes", "torn: one rank's seal", "announced", "committed"],
+)
+def test_only_whole_attempts_are_checkpoints(local, remote, want):
+    nodes = (frozenset({0}), frozenset({1}))
+    world = World(nodes=nodes, local=tuple(map(tuple, local)), remote=tuple(remote))
+    assert find_whole_attempts(world) == want
+
+
+@pytest.mark.parametrize("name", ["weights-0.distcp", ".metadata"])
+def test_quarantined_file_tells_its_attempt(name):
+    assert parse_quarantined_file(quarantined_file(FIVE, name)) == FIVE
+
+
+@pytest.mark.parametrize("name", [step_folder(FIVE), "b2f0", step_folder(FIVE) + "x.y"])
+def test_other_names_in_quarantine_tell_nothing(name):
+    assert parse_quarantined_file(name) is None
+
+
+def test_call_that_hangs_is_left_behind():
+    import threading
+
+    with pytest.raises(Retry, match="reading did not end within 0 s"):
+        run_within(0.01, "reading", threading.Event().wait)
+
+
+def test_call_gives_its_result_or_its_error():
+    assert run_within(5, "adding", lambda: 1 + 1) == 2
+    with pytest.raises(FileNotFoundError):
+        run_within(5, "opening", lambda: open("/nowhere/at/all"))

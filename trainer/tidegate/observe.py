@@ -1,0 +1,246 @@
+"""What both tiers hold when a trainer starts, and the two writes that a restore makes there.
+
+`restore` calls these on all ranks, inside collective calls. The remote tier is touched by rank 0
+only, on a thread with a deadline.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TypeVar
+
+from tidegate.deadline import run_within
+from tidegate.site import Site, open_inside, open_place
+from tidegate_contract.errors import Corrupt, Retry, TidegateError
+from tidegate_contract.folder import Folder
+from tidegate_contract.identity import LineageClaim
+from tidegate_contract.layout import QUARANTINE, TRASH, Attempt, parse_quarantined_file, step_folder
+from tidegate_contract.publish import claim_lineage, commit_step
+from tidegate_contract.restore_point import Copy, World, copy_of, next_lineage
+from tidegate_contract.scan import (
+    StepRecord,
+    confirm_commit,
+    scan_claims,
+    scan_step,
+    scan_steps,
+)
+
+_LOG = logging.getLogger(__name__)
+_MAX_CLAIMS = 100
+_POLL_SECONDS = 1.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What one rank saw.
+
+    Attributes:
+        local: copies of its node, from the node's first rank; None from the others.
+        remote: copies on the remote tier, from rank 0; None from the others, or where the tier
+            could not be read. Empty where there is no remote tier.
+        claims: lineage claims, from rank 0.
+        damaged: attempts of which a file lies in quarantine: they were checkpoints once.
+    """
+
+    local: tuple[Copy, ...] | None = None
+    remote: tuple[Copy, ...] | None = None
+    claims: tuple[LineageClaim, ...] = ()
+    damaged: frozenset[Attempt] = frozenset()
+
+
+def observe_tiers(site: Site) -> View:
+    """This rank's part of the view.
+
+    Raises:
+        Retry: the remote tier cannot be read and the policy makes that an error.
+        OSError: the local tier cannot be read.
+        Corrupt, Reject: a lineage claim cannot be read.
+    """
+    run_id = site.identity.run_id
+    if not site.is_first_of_node:
+        return View()
+    with open_place(site.settings.local) as run:
+        local = _copies(scan_steps(run, run_id))
+        near = View(local=local, claims=tuple(scan_claims(run, run_id)), damaged=_damaged(run))
+    if site.rank != 0:
+        return near
+    if site.settings.remote is None:
+        return replace(near, remote=())
+    try:
+        far = on_remote(site, "reading", lambda far: _look_far(far, run_id))
+    except (OSError, Retry) as error:
+        if site.settings.policy.remote_unreachable_is_error:
+            raise Retry(f"remote tier cannot be read: {error}") from error
+        _LOG.warning("restoring without the remote tier", extra={"error": str(error)})
+        return near
+    return replace(
+        far, local=local, claims=far.claims + near.claims, damaged=far.damaged | near.damaged
+    )
+
+
+def on_remote(
+    site: Site, what: str, action: Callable[[Folder], T], within_seconds: float | None = None
+) -> T:
+    """Runs `action` on the run's open remote folder, on a thread of its own.
+
+    Args:
+        site: of this rank.
+        what: for the sentence.
+        action: gets the open folder.
+        within_seconds: how long to wait; None means the policy's stall timeout.
+
+    Raises:
+        Retry: it did not end in time.
+        Exception: whatever `action` raised.
+    """
+    place = site.settings.remote
+    assert place is not None, "callers ask only where there is a remote tier"
+
+    def work() -> T:
+        with open_place(place) as run:
+            return action(run)
+
+    seconds = within_seconds or site.settings.policy.stall_timeout_seconds
+    return run_within(seconds, f"{what} {place.path}", work)
+
+
+def poll_commit(site: Site, attempt: Attempt) -> bool:
+    """Waits, up to the policy's time, for the commit of an announced step; commits it if it can."""
+    run_id = site.identity.run_id
+    until = time.monotonic() + site.settings.policy.wait_for_flush_seconds
+    while True:
+        try:
+            if on_remote(site, "committing on", lambda run: _commit(run, attempt, run_id)):
+                return True
+        except (OSError, TidegateError) as error:
+            _LOG.info("not committed yet", extra={"step": attempt.step, "error": str(error)})
+        if time.monotonic() > until:
+            return False
+        time.sleep(_POLL_SECONDS)
+
+
+def is_durable(site: Site, attempt: Attempt, within_seconds: float | None = None) -> bool:
+    """Whether the attempt's commit is on the remote tier, made durable by the asking.
+
+    Raises:
+        Retry: the tier does not answer.
+        OSError, TidegateError: the commit cannot be read.
+    """
+    return on_remote(
+        site,
+        "reading",
+        lambda run: _confirm(run, attempt, site.identity.run_id),
+        within_seconds,
+    )
+
+
+def claim_next(site: Site, world: World, attempt: Attempt | None) -> int:
+    """Claims the next lineage for a restore of `attempt`; rank 0 only.
+
+    Returns:
+        Its number.
+
+    Raises:
+        Retry: other restores took all numbers that were tried, or the tier does not answer.
+    """
+    copies = _all_copies(world)
+    first = next_lineage(copies, world.claims)
+    for number in range(first, first + _MAX_CLAIMS):
+        claim = LineageClaim(
+            run_id=site.identity.run_id,
+            number=number,
+            restored=attempt,
+            tries=count_tries(attempt, copies, world.claims),
+            claimed_at=datetime.now(UTC),
+        )
+        if _write_claim(site, claim, is_remote=world.remote is not None):
+            return number
+    raise Retry(f"no lineage between {first} and {number} could be claimed")
+
+
+def _write_claim(site: Site, claim: LineageClaim, *, is_remote: bool) -> bool:
+    if is_remote and site.settings.remote is not None:
+        return on_remote(site, "claiming on", lambda run: claim_lineage(run, claim))
+    with open_place(site.settings.local) as run:
+        return claim_lineage(run, claim)
+
+
+def count_tries(
+    attempt: Attempt | None, copies: Sequence[Copy], claims: Sequence[LineageClaim]
+) -> int:
+    """How often `attempt` was restored before without a save that came of it."""
+    newest_saved = max((copy.lineage for copy in copies), default=0)
+    return sum(
+        1
+        for claim in claims
+        if attempt is not None and claim.restored == attempt and claim.number > newest_saved
+    )
+
+
+def find_whole_attempts(world: World) -> set[Attempt]:
+    """Attempts that all their ranks sealed, as far as anything tells: checkpoints that exist."""
+    ranks: dict[Attempt, set[int]] = {}
+    whole: set[Attempt] = set()
+    for copy in _all_copies(world):
+        seen = ranks.setdefault(copy.attempt, set())
+        seen |= copy.ranks
+        if copy.is_committed or copy.is_announced or len(seen) == copy.world_size:
+            whole.add(copy.attempt)
+    return whole
+
+
+def _all_copies(world: World) -> list[Copy]:
+    return [*(world.remote or ()), *(copy for node in world.local for copy in node)]
+
+
+def _copies(records: Sequence[StepRecord]) -> tuple[Copy, ...]:
+    return tuple(copy for record in records if (copy := copy_of(record)) is not None)
+
+
+def _look_far(run: Folder, run_id: str) -> View:
+    """The remote tier's view; attempts that only lack their commit are committed first."""
+    records = [_commit_if_ready(run, record, run_id) for record in scan_steps(run, run_id)]
+    return View(
+        remote=_copies(records), claims=tuple(scan_claims(run, run_id)), damaged=_damaged(run)
+    )
+
+
+def _damaged(run: Folder) -> frozenset[Attempt]:
+    try:
+        folder = run.child(QUARANTINE)
+    except FileNotFoundError:
+        return frozenset()
+    with folder:
+        found = {parse_quarantined_file(name) for name in folder.names()}
+    return frozenset(attempt for attempt in found if attempt is not None)
+
+
+def _commit_if_ready(run: Folder, record: StepRecord, run_id: str) -> StepRecord:
+    is_ready = record.committed is None and record.seals and record.is_sealed_by_all
+    if not is_ready or record.folder.startswith(f"{TRASH}/"):
+        return record
+    try:
+        with open_inside(run, record.folder) as step:
+            commit_step(step, record.attempt, run_id, datetime.now(UTC))
+            return scan_step(step, record.attempt, record.folder, run_id)
+    except (OSError, Corrupt) as error:
+        _LOG.warning("not committed", extra={"step": record.attempt.step, "error": str(error)})
+        return record
+
+
+def _commit(run: Folder, attempt: Attempt, run_id: str) -> bool:
+    with run.child(step_folder(attempt)) as step:
+        return commit_step(step, attempt, run_id, datetime.now(UTC)) is not None
+
+
+def _confirm(run: Folder, attempt: Attempt, run_id: str) -> bool:
+    try:
+        step = run.child(step_folder(attempt))
+    except FileNotFoundError:
+        return False
+    with step:
+        return confirm_commit(step, attempt, run_id) is not None

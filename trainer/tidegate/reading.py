@@ -1,0 +1,183 @@
+"""One copy of one step: open it, verify what this rank needs, read it into the live state.
+
+Every rank reads for itself, without collective calls; `restore` lets the ranks vote in between.
+"""
+
+import os
+import pickle
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+from tidegate.storage import StepStorage, open_trusted
+from tidegate_contract.digest import ContentHasher
+from tidegate_contract.errors import Corrupt
+from tidegate_contract.folder import Folder
+from tidegate_contract.layout import METADATA, QUARANTINE, Attempt, quarantined_file
+from tidegate_contract.restore_point import Source
+from tidegate_contract.scan import read_commit, scan_step, verify_file
+from tidegate_contract.seal import FileEntry
+
+
+class DamagedFile(Corrupt):
+    """A file does not match its seal.
+
+    Attributes:
+        name: of the file inside the step folder.
+    """
+
+    def __init__(self, message: str, name: str) -> None:
+        """Keeps the sentence and the name."""
+        super().__init__(message)
+        self.name = name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedCopy:
+    """A copy that this rank may read.
+
+    Attributes:
+        folder: the open step folder; `close` it.
+        source: its tier.
+        sealed_at: UTC, of the newest seal that this rank sees.
+        entries: name → what the seals declare.
+        metadata: DCP's, verified and unpickled.
+    """
+
+    folder: Folder
+    source: Source
+    sealed_at: datetime
+    entries: dict[str, FileEntry]
+    metadata: Any
+
+
+def open_copy(
+    folder: Folder, attempt: Attempt, run_id: str, source: Source, trusted: Collection[int]
+) -> OpenedCopy:
+    """Opens a step folder for reading and takes it over.
+
+    Args:
+        folder: the open step folder.
+        attempt: which it must be.
+        run_id: whose it must be.
+        source: `LOCAL` reads by the seals, `REMOTE` by the commit.
+        trusted: owners whose files may be unpickled.
+
+    Raises:
+        DamagedFile: the metadata does not match its seal.
+        Corrupt: seals or commit contradict the files.
+        Reject: a stranger could have written the metadata.
+        OSError: it cannot be read.
+    """
+    if source is Source.LOCAL:
+        seals = scan_step(folder, attempt, folder.path, run_id).seals.values()
+        sealed_at = max((seal.sealed_at for seal in seals), default=None)
+        entries = {entry.name: entry for seal in seals for entry in seal.files}
+    else:
+        committed = read_commit(folder, attempt, run_id)
+        sealed_at = committed.manifest.sealed_at if committed else None
+        entries = {entry.name: entry for entry in committed.manifest.files} if committed else {}
+    if sealed_at is None or METADATA not in entries:
+        raise Corrupt(f"{folder.path}: is no whole copy any more")
+    return OpenedCopy(
+        folder=folder,
+        source=source,
+        sealed_at=sealed_at,
+        entries=entries,
+        metadata=_read_metadata(folder, entries[METADATA], trusted),
+    )
+
+
+def _read_metadata(folder: Folder, entry: FileEntry, trusted: Collection[int]) -> Any:
+    with os.fdopen(open_trusted(folder, METADATA, trusted), "rb") as file:
+        data = file.read(entry.size + 1)
+    hasher = ContentHasher(entry.block_size)
+    hasher.update(data)
+    if hasher.finish() != entry.content:
+        raise DamagedFile(f"{folder.path}/{METADATA}: does not match its seal", METADATA)
+    return pickle.loads(data)
+
+
+class StepReader(FileSystemReader):  # type: ignore[misc]  # torch is not typed here
+    """DCP's reader on an open step folder."""
+
+    def __init__(self, copy: OpenedCopy, trusted: Collection[int]) -> None:
+        """Takes the opened copy."""
+        super().__init__(copy.folder.path)
+        self.fs = StepStorage(copy.folder, trusted)
+        self.set_up_storage_reader(copy.metadata, False)
+
+
+class Load:
+    """What one rank reads from one copy; main thread."""
+
+    def __init__(self, copy: OpenedCopy, target: dict[str, Any], trusted: Collection[int]) -> None:
+        """Plans the reading.
+
+        Args:
+            copy: where from.
+            target: entries to fill; its tensors are written in place.
+            trusted: owners whose files may be unpickled.
+
+        Raises:
+            RuntimeError, ValueError: an entry is missing or has another shape.
+        """
+        self._copy = copy
+        self._trusted = trusted
+        self._planner = DefaultLoadPlanner()
+        self._planner.set_up_planner(target, copy.metadata, False)
+        self._plan = self._planner.finish_plan(self._planner.create_local_plan())
+        storage = copy.metadata.storage_data
+        self._names = sorted(
+            {storage[item.storage_index].relative_path for item in self._plan.items}
+        )
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the files that this rank needs."""
+        return sum(self._copy.entries[name].size for name in self._names)
+
+    def verify(self) -> None:
+        """Compares every needed file with its seal, before anything live is written.
+
+        Raises:
+            DamagedFile: names the file.
+            OSError: a file cannot be read.
+        """
+        for name in self._names:
+            entry = self._copy.entries.get(name)
+            if entry is None:
+                raise Corrupt(f"{self._copy.folder.path}/{name}: no seal declares it")
+            try:
+                verify_file(self._copy.folder, entry)
+            except Corrupt as error:
+                raise DamagedFile(str(error), name) from error
+
+    def read(self) -> None:
+        """Fills the target.
+
+        Raises:
+            OSError, RuntimeError: a file cannot be read; the target is partly overwritten.
+            Reject: a stranger could have written a file.
+        """
+        reader = StepReader(self._copy, self._trusted)
+        reader.read_data(self._plan, self._planner).wait()
+
+
+def quarantine_file(run: Folder, step: Folder, attempt: Attempt, name: str) -> None:
+    """Moves one damaged file aside, for people; it is never read again.
+
+    Args:
+        run: the run's folder on the file's tier.
+        step: the open step folder.
+        attempt: which step it is.
+        name: of the file.
+    """
+    with run.ensure_child(QUARANTINE) as aside:
+        step.rename(name, quarantined_file(attempt, name), into=aside)
+        aside.sync()
+    step.sync()

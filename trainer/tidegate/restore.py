@@ -1,0 +1,313 @@
+"""How a trainer starts: all ranks see both tiers, choose one step, verify, load, and vote.
+
+Observing is I/O on rank 0 (remote) and each node's first rank (local); the choice is the contract's
+pure `restore_point`, on identical inputs on every rank; a failed vote takes the next candidate
+together. Collective; main thread; called by `Checkpointer.restore` only.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from tidegate.observe import claim_next, find_whole_attempts, observe_tiers, poll_commit
+from tidegate.ranks import Ranks
+from tidegate.reading import DamagedFile, Load, OpenedCopy, open_copy, quarantine_file
+from tidegate.site import Site, open_inside, open_place
+from tidegate.state import TrainingState
+from tidegate_contract.errors import Corrupt, Reject
+from tidegate_contract.folder import Folder
+from tidegate_contract.layout import Attempt, step_folder
+from tidegate_contract.restore_point import (
+    Candidate,
+    RestorePoint,
+    Source,
+    World,
+    decide_restore_point,
+)
+
+_LOG = logging.getLogger(__name__)
+_MAX_ROUNDS = 32
+"""Looks at both tiers in one restore; more means that something else is wrong."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """What training goes on from.
+
+    Attributes:
+        step, tokens: agreed counts of the restored step.
+        tier: `Local`, `Remote`, or `Mixed` when ranks read from different tiers.
+        lineage: claimed by this restore.
+        reason: a sentence: why this step and no newer one.
+    """
+
+    step: int
+    tokens: int
+    tier: str
+    lineage: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The end of a restore on one rank.
+
+    Attributes:
+        lineage: claimed, also for a fresh start.
+        reason: a sentence.
+        candidate: what was loaded; None for a fresh start.
+        sealed_at: of the loaded step, UTC.
+        bytes_local, bytes_remote: read by this rank.
+    """
+
+    lineage: int
+    reason: str
+    candidate: Candidate | None = None
+    sealed_at: datetime | None = None
+    bytes_local: int = 0
+    bytes_remote: int = 0
+
+    @property
+    def tier(self) -> str | None:
+        """`Local`, `Remote`, `Mixed`; None for a fresh start."""
+        if self.candidate is None:
+            return None
+        sources = set(self.candidate.sources)
+        return str(sources.pop()) if len(sources) == 1 else "Mixed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Verdict:
+    """How one rank fared with a candidate.
+
+    Attributes:
+        sentence: of the failure; empty for success.
+        has_moved_file: a damaged file was set aside, so another look gives other candidates.
+        is_written: live tensors were written.
+    """
+
+    sentence: str = ""
+    has_moved_file: bool = False
+    is_written: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class _Loaded:
+    copy: OpenedCopy | None = None
+    load: Load | None = None
+    target: dict[str, Any] = field(default_factory=dict)
+
+
+class Restore:
+    """One restore of one rank."""
+
+    def __init__(self, site: Site, ranks: Ranks, state: TrainingState) -> None:
+        """Nothing is read yet."""
+        self._site = site
+        self._ranks = ranks
+        self._state = state
+        self._policy = site.settings.policy
+        self._world: World = World(nodes=site.topology.nodes, local=(), remote=())
+        self._excluded: dict[Attempt, str] = {}
+        self._damaged: frozenset[Attempt] = frozenset()
+        self._is_written = False
+
+    def run(self) -> Outcome:
+        """Restores the newest step that all ranks can read, or starts fresh where there is none.
+
+        Raises:
+            Reject: checkpoints exist and none can be restored, or rank state has no rule.
+            Retry: the remote tier cannot be read.
+        """
+        point = self._wait_for_pending(self._observe())
+        for _ in range(_MAX_ROUNDS):
+            candidate = next((c for c in point.candidates if c.attempt not in self._excluded), None)
+            if candidate is None:
+                return self._start_fresh(point)
+            outcome = self._try(candidate, _explain(point, candidate, self._excluded))
+            if outcome is not None:
+                return outcome
+            point = self._observe()
+        raise Reject(f"run {self._site.identity.name}: {_MAX_ROUNDS} tries to restore have failed")
+
+    @property
+    def _is_lead(self) -> bool:
+        return self._site.rank == 0
+
+    def _observe(self) -> RestorePoint:
+        views = self._ranks.attempt(lambda: observe_tiers(self._site))
+        firsts = [views[min(ranks)].local or () for ranks in self._site.topology.nodes]
+        self._damaged = frozenset[Attempt]().union(*(view.damaged for view in views))
+        self._world = World(
+            nodes=self._site.topology.nodes,
+            local=tuple(firsts),
+            remote=views[0].remote,
+            claims=views[0].claims,
+        )
+        return decide_restore_point(self._world)
+
+    def _wait_for_pending(self, point: RestorePoint) -> RestorePoint:
+        """All ranks sealed a newer step and its flush is under way: worth a wait."""
+        if point.pending is None:
+            return point
+        pending = point.pending
+        _LOG.info("waiting for a flush", extra={"step": pending.step})
+        self._ranks.attempt(lambda: poll_commit(self._site, pending) if self._is_lead else None)
+        return self._observe()
+
+    def _try(self, candidate: Candidate, reason: str) -> Outcome | None:
+        is_same_world = candidate.world_size == self._ranks.world_size
+        self._check_rank_state(candidate)
+        loaded = _Loaded()
+        try:
+            if not self._vote(candidate, lambda: self._open(candidate, loaded)):
+                return None
+            lineage = self._claim(candidate.attempt)
+            if not self._vote(candidate, lambda: self._verify(loaded, is_same_world)):
+                return None
+            self._is_written = True
+            if not self._vote(candidate, lambda: self._load(loaded, candidate)):
+                return None
+        finally:
+            if loaded.copy is not None:
+                loaded.copy.folder.close()
+        assert loaded.copy is not None and loaded.load is not None
+        size, is_local = loaded.load.size_bytes, loaded.copy.source is Source.LOCAL
+        return Outcome(
+            lineage=lineage,
+            reason=reason,
+            candidate=candidate,
+            sealed_at=loaded.copy.sealed_at,
+            bytes_local=size if is_local else 0,
+            bytes_remote=0 if is_local else size,
+        )
+
+    def _check_rank_state(self, candidate: Candidate) -> None:
+        size = self._ranks.world_size
+        rule = self._site.settings.options.on_world_change
+        if candidate.world_size == size or rule is not None or not self._state.has_rank_state:
+            return
+        raise Reject(
+            f"step {candidate.attempt.step} was saved by {candidate.world_size} ranks, now there "
+            f"are {size}: rank_state (random number generators are part of it) needs a rule; pass "
+            "Options(on_world_change=…), or Options(keeps_rng=False) and no rank_state"
+        )
+
+    def _vote(self, candidate: Candidate, action: Callable[[], object]) -> bool:
+        """Runs `action` on all ranks; False, on all ranks alike, if it failed on any."""
+        verdicts = self._ranks.gather(self._judge(candidate, action))
+        failed = [(rank, v) for rank, v in enumerate(verdicts) if v.sentence]
+        if not failed:
+            return True
+        sentence = "; ".join(f"rank {rank}: {verdict.sentence}" for rank, verdict in failed[:3])
+        if not any(verdict.has_moved_file for _, verdict in failed):
+            self._excluded[candidate.attempt] = sentence
+        _LOG.warning(
+            "step cannot be restored", extra={"step": candidate.attempt.step, "why": sentence}
+        )
+        return False
+
+    def _judge(self, candidate: Candidate, action: Callable[[], object]) -> _Verdict:
+        try:
+            action()
+        except DamagedFile as error:
+            return _Verdict(sentence=str(error), has_moved_file=self._move(candidate, error.name))
+        except Exception as error:  # noqa: BLE001  # the other ranks wait for this rank's vote
+            return _Verdict(sentence=f"{type(error).__name__}: {error}")
+        return _Verdict()
+
+    def _open(self, candidate: Candidate, loaded: _Loaded) -> None:
+        source = candidate.sources[self._site.rank]
+        with self._open_run(source) as run:
+            folder = open_inside(run, self._folder_of(candidate))
+        try:
+            loaded.copy = open_copy(
+                folder,
+                candidate.attempt,
+                self._site.identity.run_id,
+                source,
+                self._site.trusted_uids,
+            )
+        except BaseException:
+            folder.close()
+            raise
+
+    def _verify(self, loaded: _Loaded, is_same_world: bool) -> None:
+        assert loaded.copy is not None
+        loaded.target = self._state.build_target(loaded.copy.metadata, is_same_world=is_same_world)
+        loaded.load = Load(loaded.copy, loaded.target, self._site.trusted_uids)
+        loaded.load.verify()
+
+    def _load(self, loaded: _Loaded, candidate: Candidate) -> None:
+        assert loaded.load is not None
+        loaded.load.read()
+        self._state.apply(
+            loaded.target,
+            saved_world=candidate.world_size,
+            world_size=self._ranks.world_size,
+        )
+
+    def _open_run(self, source: Source) -> Folder:
+        settings = self._site.settings
+        place = settings.local if source is Source.LOCAL else settings.remote
+        assert place is not None, "a candidate names only tiers that there are"
+        return open_place(place)
+
+    def _folder_of(self, candidate: Candidate) -> str:
+        if candidate.sources[self._site.rank] is Source.REMOTE:
+            return candidate.remote_folder or step_folder(candidate.attempt)
+        own = self._world.local[self._site.topology.node_of(self._site.rank)]
+        return next(copy.folder for copy in own if copy.attempt == candidate.attempt)
+
+    def _move(self, candidate: Candidate, name: str) -> bool:
+        """Sets a damaged file aside; two ranks may meet the same one, the first moves it."""
+        path = self._folder_of(candidate)
+        try:
+            with (
+                self._open_run(candidate.sources[self._site.rank]) as run,
+                open_inside(run, path) as step,
+            ):
+                quarantine_file(run, step, candidate.attempt, name)
+        except FileNotFoundError:
+            return True
+        except (OSError, Corrupt) as error:
+            _LOG.warning(
+                "damaged file was not set aside", extra={"file": name, "error": str(error)}
+            )
+            return False
+        return True
+
+    def _claim(self, attempt: Attempt | None) -> int:
+        """Rank 0 opens the lineage; all ranks learn its number."""
+        return self._ranks.attempt(
+            lambda: claim_next(self._site, self._world, attempt) if self._is_lead else 0
+        )[0]
+
+    def _start_fresh(self, point: RestorePoint) -> Outcome:
+        """Nothing to restore: right at the first start, an error when whole steps were there."""
+        whole = find_whole_attempts(self._world) | self._damaged
+        reasons = {**dict(point.refused), **self._excluded}
+        told = "; ".join(f"step {a.step}: {why}" for a, why in list(reasons.items())[:3])
+        may_ignore = self._policy.start_fresh_when_unrestorable and not self._is_written
+        if whole and not may_ignore:
+            raise Reject(
+                f"run {self._site.identity.name}: {len(whole)} checkpoints exist and none can be "
+                f"restored ({told}); to start from nothing set recovery.startFreshWhenUnrestorable"
+            )
+        reason = f"no step could be restored ({told})" if told else "no step was ever saved"
+        return Outcome(lineage=self._claim(None), reason=reason)
+
+
+def _explain(point: RestorePoint, candidate: Candidate, excluded: dict[Attempt, str]) -> str:
+    newer = [
+        f"step {attempt.step}: {why}"
+        for attempt, why in [*point.refused, *excluded.items()]
+        if (attempt.step, attempt.nonce) > (candidate.attempt.step, candidate.attempt.nonce)
+    ]
+    if not newer:
+        return f"step {candidate.attempt.step} is the newest step"
+    return (
+        f"step {candidate.attempt.step} is the newest that all ranks can read ({'; '.join(newer)})"
+    )
