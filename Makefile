@@ -15,7 +15,7 @@ $(VENV)/.ready: requirements/dev.txt pyproject.toml
 	@echo "environment: $(VENV) from requirements/dev.txt (torch is a 5.6 GB install the first time)"
 	@command -v uv >/dev/null || python3 -m pip install --quiet --root-user-action=ignore 'uv==0.13.8'
 	@test -x $(PY) || uv venv --quiet --python 3.11 $(VENV)
-	@uv pip sync --quiet --require-hashes --python $(PY) requirements/dev.txt
+	@uv pip sync --quiet --require-hashes --compile-bytecode --python $(PY) requirements/dev.txt
 	@uv pip install --quiet --no-deps --no-build-isolation --python $(PY) -e .
 	@touch $@
 

@@ -17,12 +17,11 @@ from tidegate.ranks import Ranks
 from tidegate.report import Reporter
 from tidegate.restore import Outcome, Restore, Restored
 from tidegate.settings import Arguments, Options, Settings, resolve_settings
-from tidegate.signals import Termination
+from tidegate.signals import Termination, leave
 from tidegate.site import Site, open_site
 from tidegate.state import TrainingState
 from tidegate_contract.cadence import Cadence, Progress
 from tidegate_contract.errors import Reject, TidegateError
-from tidegate_contract.keys import EXIT_TERMINATED
 from tidegate_contract.layout import Attempt
 from tidegate_contract.seal import SaveReason
 from tidegate_contract.wire import Phase, RestoreNote, StepNote, TrainerState
@@ -276,7 +275,7 @@ class Checkpointer:
             self._end_saving(error)
             is_together = False
         self._finish(is_together=is_together)
-        raise SystemExit(EXIT_TERMINATED)
+        leave()
 
     def _end_saving(self, error: AgreementLost) -> None:
         _LOG.error("saving has ended, training goes on", extra={"why": str(error)})

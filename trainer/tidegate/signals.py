@@ -1,15 +1,51 @@
 """SIGTERM: the first asks all ranks to stop together, the second ends this process at once."""
 
+import atexit
 import logging
 import os
 import signal
+import sys
 import threading
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from tidegate_contract.keys import EXIT_TERMINATED
 
 _LOG = logging.getLogger(__name__)
+
+
+class _Exit:
+    """Ends the process with 143 before the native libraries are torn down.
+
+    With a peer already gone, gloo's threads may abort the process there, and a rank that has saved
+    and left would count as crashed. Made at import, so that it runs after every exit function that
+    a program registers later.
+    """
+
+    def __init__(self) -> None:
+        self.is_terminated = False
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        # An uncaught exception after `leave` is the program's failure and keeps its status.
+        if self.is_terminated and getattr(sys, "last_value", None) is None:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            logging.shutdown()
+            os._exit(EXIT_TERMINATED)
+
+
+_EXIT = _Exit()
+
+
+def leave() -> NoReturn:
+    """Ends this rank with status 143; the program's own `finally` and exit functions still run.
+
+    Raises:
+        SystemExit: always.
+    """
+    _EXIT.is_terminated = True
+    raise SystemExit(EXIT_TERMINATED)
 
 
 class Termination:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 from tidegate_demo import losses, stage
 from tidegate_demo.observe import Snapshot, observe_job, read_lines
@@ -20,7 +21,7 @@ from tidegate_ground.errors import GroundError
 from tidegate_ground.ground import Ground
 from tidegate_ground.waiting import wait_until
 
-NAMESPACE = "demo"
+DEMO_LABEL = "tidegate-demo=true"
 GROUND = "main"
 PLAN = JobPlan(steps=600)
 REFERENCE = JobPlan(name="reference", steps=PLAN.steps, is_saved=False)
@@ -39,8 +40,12 @@ class Demo:
     """The demo's moving parts: the job that is watched and the lines that are printed."""
 
     def __init__(self, ground: Ground, console: Console, progress: Progress) -> None:
-        """Nothing is started."""
+        """Makes a namespace: a Job that is made anew is another owner of the run's name."""
         self.ground = ground
+        self.namespace = f"demo-{datetime.now(UTC):%H%M%S}"
+        ground.kubectl("delete", "namespace", "-l", DEMO_LABEL, "--timeout=120s")
+        ground.kubectl("create", "namespace", self.namespace)
+        ground.kubectl("label", "namespace", self.namespace, DEMO_LABEL)
         self.console = console
         self.progress = progress
         self.seen = Snapshot()
@@ -53,7 +58,7 @@ class Demo:
     def look(self) -> Snapshot:
         """Observes the job and prints what changed."""
         now = datetime.now(UTC)
-        found = observe_job(self.ground, NAMESPACE, PLAN.name)
+        found = observe_job(self.ground, self.namespace, PLAN.name)
         for event in find_events(self.seen, found, now):
             self._print(event)
         self.seen = found
@@ -73,7 +78,9 @@ class Demo:
         step = found.run.get("progress", {}).get("step", 0)
         self.progress.update(task, completed=step)
         if found.is_failed:
-            raise GroundError(f"The Job {PLAN.name} failed; see `kubectl logs -n {NAMESPACE}`.")
+            raise GroundError(
+                f"The Job {PLAN.name} failed; see `kubectl logs -n {self.namespace}`."
+            )
         return holds(found)
 
     def _print(self, event: Event) -> None:
@@ -116,32 +123,52 @@ def drain(demo: Demo, node: str) -> None:
 def train_and_drain(demo: Demo) -> None:
     """The job from its start to its end, with the drain of rank 1's node in the middle."""
     ground = demo.ground
-    stage.start_job(ground, NAMESPACE, PLAN)
+    stage.start_job(ground, demo.namespace, PLAN)
     demo.wait("first durable save", lambda now: bool(now.run.get("lastDurable")), 180)
     node = next(pod.node for pod in demo.seen.pods if pod.rank == 1)
-    drain(demo, node)
-    resumed = demo.seen.run.get("lastDurable", {}).get("step", 0)
-    ahead = lambda now: now.run.get("progress", {}).get("step", 0) > resumed  # noqa: E731
-    demo.wait("training resumed", ahead, 120)
-    ground.kubectl("uncordon", node)
+    try:
+        drain(demo, node)
+        resumed = demo.seen.run.get("lastDurable", {}).get("step", 0)
+        ahead = lambda now: now.run.get("progress", {}).get("step", 0) > resumed  # noqa: E731
+        demo.wait("training resumed", ahead, 120)
+    finally:
+        ground.kubectl("uncordon", node)
     demo.wait("training finished", lambda now: now.is_complete, 400)
     demo.say("finished", f"{PLAN.steps} steps")
+
+
+def print_timeline(demo: Demo) -> None:
+    """The events around the drain, in the order of their times."""
+    events = sorted(demo.events, key=lambda event: event.at)
+    asked = next(event.at for event in events if event.what == "drain")
+    resumed = next((event.at for event in events if event.what == "resumed"), events[-1].at)
+    table = Table(
+        "SECONDS", "WHAT", "", title="The drain, in order", box=None, title_justify="left"
+    )
+    for event in events:
+        seconds = (event.at - asked).total_seconds()
+        if -30 < seconds and event.at <= resumed:
+            table.add_row(f"{seconds:+.1f}", event.what, event.text)
+    demo.console.print()
+    demo.console.print(table)
 
 
 def compare_with_reference(demo: Demo) -> None:
     """Trains the same without Tidegate and without a drain, and compares every loss."""
     ground = demo.ground
-    resumed = [line for pod in demo.seen.pods for line in read_lines(ground, NAMESPACE, pod.name)]
-    stage.start_job(ground, NAMESPACE, REFERENCE)
+    resumed = [
+        line for pod in demo.seen.pods for line in read_lines(ground, demo.namespace, pod.name)
+    ]
+    stage.start_job(ground, demo.namespace, REFERENCE)
 
     def complete() -> bool:
-        return observe_job(ground, NAMESPACE, REFERENCE.name).is_complete
+        return observe_job(ground, demo.namespace, REFERENCE.name).is_complete
 
     with demo.console.status("the same training without Tidegate and without a drain"):
         wait_until("the reference run finished", complete, 400, every_seconds=1)
-    pods = observe_job(ground, NAMESPACE, REFERENCE.name).pods
+    pods = observe_job(ground, demo.namespace, REFERENCE.name).pods
     want = losses.losses_by_step(
-        line for pod in pods for line in read_lines(ground, NAMESPACE, pod.name)
+        line for pod in pods for line in read_lines(ground, demo.namespace, pod.name)
     )
     got = losses.losses_by_step(resumed)
     different = losses.find_difference(got, want)
@@ -163,7 +190,7 @@ def show_copy(demo: Demo, folder: Path) -> None:
         text=True,
     )
     demo.say("loaded", f"by stock PyTorch: {loaded.stdout.strip()}")
-    kubectl = demo.ground.kubectl("get", "cpol,crun", "-n", NAMESPACE).stdout
+    kubectl = demo.ground.kubectl("get", "cpol,crun", "-n", demo.namespace).stdout
     demo.console.print(f"\n{kubectl}")
     demo.console.print(f"The PFS copy of step {durable['step']} lies in\n  {copy}\nLook at it:")
     demo.console.print(f"  .venv/bin/tidegate ls {copy.parent}")
@@ -185,12 +212,11 @@ def main() -> int:
         if only_ground:
             return 0
         stage.install_chart(ground)
-        ground.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=120s")
-        ground.kubectl("create", "namespace", NAMESPACE)
         with Progress(*columns, console=console, transient=True) as progress:
             demo = Demo(ground, console, progress)
             train_and_drain(demo)
             compare_with_reference(demo)
+            print_timeline(demo)
             show_copy(demo, folder)
     except (GroundError, AssertionError) as error:
         console.print(f"The demo stopped: {error}")

@@ -66,7 +66,7 @@ def observe_job(cluster: Cluster, namespace: str, name: str) -> Snapshot:
 
 def _pod_facts(pod: dict[str, Any]) -> PodFacts:
     statuses = pod.get("status", {}).get("containerStatuses", [])
-    trainer = next((s for s in statuses if s["name"] == "trainer"), {})
+    trainer: dict[str, Any] = next((s for s in statuses if s["name"] == "trainer"), {})
     state = trainer.get("state", {})
     ended = state.get("terminated") or trainer.get("lastState", {}).get("terminated")
     annotations = pod["metadata"]["annotations"]

@@ -74,14 +74,15 @@ def _find_pods(
     events = []
     for pod in after:
         old = known.get(pod.uid)
-        if old is None or (pod.is_running and not old.is_running):
-            if pod.is_running:
-                how = "again in place" if pod.restarts else "in a new pod"
-                text = f"rank {pod.rank} on {pod.node}, {how}"
-                events.append(Event(at=now, what="started", text=text))
-        elif old.is_running and not pod.is_running:
+        was_running = old is not None and old.is_running
+        has_restarted = old is not None and pod.restarts > old.restarts
+        if was_running and (has_restarted or not pod.is_running):
             text = f"rank {pod.rank} on {pod.node}, exit status {pod.exit_code}"
             events.append(Event(at=now, what="stopped", text=text))
+        if pod.is_running and (has_restarted or not was_running):
+            how = "again in place" if pod.restarts else "in a new pod"
+            text = f"rank {pod.rank} on {pod.node}, {how}"
+            events.append(Event(at=now, what="started", text=text))
     return events
 
 
