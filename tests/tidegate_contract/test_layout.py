@@ -73,3 +73,22 @@ def test_temp_file_is_never_a_final_name() -> None:
 def test_run_name_that_is_no_pair_of_labels_is_refused(name: str) -> None:
     with pytest.raises(Reject, match="NAMESPACE/NAME"):
         layout.check_run_name(name)
+
+
+@pytest.mark.parametrize("part", list(layout.Part))
+def test_data_file_parses_back(part: layout.Part) -> None:
+    assert layout.parse_data_file(layout.data_file(part, 12)) == (part, 12)
+
+
+@pytest.mark.parametrize("name", ["weights.distcp", "weights-01.distcp", "other-1.distcp", "x"])
+def test_foreign_name_is_no_data_file(name: str) -> None:
+    assert layout.parse_data_file(name) is None
+
+
+def test_unfinished_and_target_names_parse_back() -> None:
+    unfinished = layout.temp_file("weights-0.distcp", "0123456789abcdef")
+    assert layout.parse_temp_file(unfinished) == "weights-0.distcp"
+    assert layout.parse_temp_file("weights-0.distcp") is None
+    assert layout.parse_target_file(layout.target_file("bytelm")) == "bytelm"
+    assert layout.parse_target_file("bytelm") is None
+    assert layout.parse_target_file("a.b.target.json") is None

@@ -1,0 +1,202 @@
+"""The role `flush`: for one run on one node, in a pod, beside a trainer, or once by hand. I/O."""
+
+import logging
+import os
+import signal
+import time
+from dataclasses import dataclass, replace
+from types import FrameType
+
+from tidegate_contract.errors import Corrupt, Reject
+from tidegate_contract.folder import Folder
+from tidegate_contract.identity import RunIdentity
+from tidegate_contract.layout import RUN_DOCUMENT
+from tidegate_contract.scan import read_identity
+from tidegate_sidecar.faults import Reason
+from tidegate_sidecar.health import Health, serve
+from tidegate_sidecar.loop import Beat, Loop
+from tidegate_sidecar.settings import Settings
+from tidegate_sidecar.trouble import Trouble
+from tidegate_sidecar.view import RemoteView, StepView
+
+logger = logging.getLogger(__name__)
+
+_WAIT_SECONDS = 0.2
+_LOCAL_FAILURE_SECONDS = 2.0
+_ONCE_TRIES = 3
+
+
+class Ending:
+    """Whether this process is to finish: it was told by a signal, or its trainer is gone."""
+
+    def __init__(self, *, follows_parent: bool) -> None:
+        """Remembers the parent.
+
+        Args:
+            follows_parent: the trainer started this process, and nobody else will end it.
+        """
+        self._parent = os.getppid() if follows_parent else None
+        self._is_told = False
+
+    def listen(self) -> None:
+        """Takes SIGTERM and SIGINT; from the main thread only."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._tell)
+
+    def _tell(self, _number: int, _frame: FrameType | None) -> None:
+        self._is_told = True
+
+    @property
+    def is_due(self) -> bool:
+        """Finish what is sealed and end."""
+        return self._is_told or (self._parent is not None and os.getppid() != self._parent)
+
+
+def flush(settings: Settings, ending: Ending) -> int:
+    """Flushes a run until its trainer is gone and nothing is left to do.
+
+    Called by `__main__` in the main thread. A tier that fails, however long, ends nothing.
+
+    Returns:
+        The exit status, 0.
+    """
+    health = Health()
+    server = serve(health, settings.metrics_port)
+    try:
+        while True:
+            run = _wait_for_folder(settings, health, ending)
+            if run is None:
+                return 0
+            with run:
+                if _flush_folder(settings, run, health, ending):
+                    return 0
+    finally:
+        if server is not None:
+            server.shutdown()
+            server.server_close()
+
+
+def _wait_for_folder(settings: Settings, health: Health, ending: Ending) -> Folder | None:
+    """The run's folder on this node; None if the end comes before it does."""
+    while not ending.is_due:
+        try:
+            return Folder.open(settings.local)
+        except OSError as error:
+            health.beat(phase="WaitingForFolder", message=str(error))
+            time.sleep(_WAIT_SECONDS)
+    return None
+
+
+def _flush_folder(settings: Settings, run: Folder, health: Health, ending: Ending) -> bool:
+    """Flushes whatever run lies in the folder; False if the folder itself failed."""
+    while True:
+        try:
+            identity = _wait_for_identity(run, health, ending)
+            if identity is None:
+                return True
+            if _flush_run(settings, run, identity, health, ending) is Beat.DONE:
+                return True
+        except (OSError, Corrupt, Reject) as error:
+            logger.error("the local tier fails", extra={"error": str(error)})
+            health.beat(phase="LocalTierFails", message=str(error))
+            time.sleep(_LOCAL_FAILURE_SECONDS)
+            if ending.is_due:
+                return True
+            return False
+
+
+def _wait_for_identity(run: Folder, health: Health, ending: Ending) -> RunIdentity | None:
+    while (identity := read_identity(run)) is None:
+        if ending.is_due:
+            return None
+        health.beat(
+            phase="WaitingForRun",
+            message=f"{run.path}/{RUN_DOCUMENT} is not there yet: the trainer writes it",
+        )
+        time.sleep(_WAIT_SECONDS)
+    return identity
+
+
+def _flush_run(
+    settings: Settings, run: Folder, identity: RunIdentity, health: Health, ending: Ending
+) -> Beat:
+    logger.info("flushing", extra={"run": identity.name, "run_id": identity.run_id})
+    loop = Loop(settings, run, identity, health)
+    try:
+        while True:
+            loop.is_finishing = loop.is_finishing or ending.is_due
+            beat = loop.beat()
+            if beat is not Beat.ON:
+                return beat
+            loop.wait()
+    finally:
+        loop.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """How a single pass ended.
+
+    Attributes:
+        lines: one for each step that was sealed here, newest first.
+        is_whole: all that could be done from here was done.
+    """
+
+    lines: tuple[str, ...]
+    is_whole: bool
+
+
+def flush_once(settings: Settings) -> Pass:
+    """Flushes what is sealed and newer than the newest commit, and commits what is whole.
+
+    Called by hand and, for dead pods, by the agent. It deletes nothing.
+
+    Raises:
+        Reject: the folder is no run's folder, or another process flushes it.
+        OSError: the local folder cannot be read.
+    """
+    with Folder.open(settings.local) as run:
+        identity = read_identity(run)
+        if identity is None:
+            raise Reject(f"{settings.local}/{RUN_DOCUMENT} is missing: not a run's folder")
+        loop = Loop(replace(settings, is_single_pass=True), run, identity, Health())
+        try:
+            loop.is_finishing = True
+            while loop.beat() is Beat.ON and not _is_hopeless(loop.troubles.worst):
+                loop.wait()
+            if not loop.holds_lock:
+                raise Reject(f"{settings.local}: another process flushes this folder")
+            return _summary(loop)
+        finally:
+            loop.close()
+
+
+def _is_hopeless(worst: Trouble | None) -> bool:
+    return worst is not None and (
+        worst.reason is not Reason.STALLED or worst.failures >= _ONCE_TRIES
+    )
+
+
+def _summary(loop: Loop) -> Pass:
+    worst = loop.troubles.worst
+    lines = [
+        f"step {step.attempt.step}: {describe_step(step, loop.remote, worst)}"
+        for step in reversed(loop.local)
+        if step.sealed
+    ]
+    is_refused = bool(loop.troubles.refused(time.monotonic()))
+    return Pass(lines=tuple(lines), is_whole=worst is None and not is_refused)
+
+
+def describe_step(step: StepView, remote: RemoteView | None, worst: Trouble | None) -> str:
+    """What became of a sealed step, for people; pure."""
+    far = remote.find(step.attempt) if remote else None
+    if far is not None and far.commit:
+        return "durable"
+    key, newest = (remote.key(step), remote.newest_key) if remote else (None, None)
+    if remote and remote.newest and key and newest and key < newest:
+        return f"superseded by step {remote.newest.attempt.step}"
+    if far is not None and step.ranks <= far.ranks:
+        missing = sorted(set(range(step.world_size)) - far.ranks)
+        return f"copied; not durable before ranks {missing} are"
+    return f"not copied: {worst.message if worst else 'see the log'}"

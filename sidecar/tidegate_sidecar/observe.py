@@ -1,0 +1,231 @@
+"""Facts of the two tiers: step folders as `scan` sees them, states, disk. Reads only.
+
+`loop` observes the local tier itself; the remote one is observed in a child (`tasks`).
+"""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from tidegate_contract.document import decode
+from tidegate_contract.errors import Corrupt, Reject
+from tidegate_contract.folder import Folder
+from tidegate_contract.identity import RunIdentity
+from tidegate_contract.layout import (
+    CONTROL_DOCUMENT,
+    TRASH,
+    Attempt,
+    parse_state_file,
+    parse_step_folder,
+    step_folder,
+)
+from tidegate_contract.scan import read_identity, scan_claims, scan_step
+from tidegate_contract.wire import Control, TrainerState
+from tidegate_sidecar.view import RemoteView, StepView, view_of
+
+D = TypeVar("D")
+_SETTLED_SECONDS = 2.0
+"""A folder's times may be as coarse as this: two changes within it can leave the same stamp."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalView:
+    """The run's folder on this node.
+
+    Attributes:
+        identity: of the run; None while the trainer has not written it.
+        steps: all step folders.
+        trash: steps that a removal left half done.
+        states: rank → newest document.
+        control: what a sidecar last told the trainer.
+        used_percent: of the file system.
+    """
+
+    identity: RunIdentity | None
+    steps: tuple[StepView, ...] = ()
+    trash: tuple[Attempt, ...] = ()
+    states: dict[int, TrainerState] = field(default_factory=dict)
+    control: Control | None = None
+    used_percent: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Seen:
+    stamp: tuple[int, int, int]
+    first: float
+    read: float
+    view: StepView
+
+
+class StepScanner:
+    """Scans the step folders of one run on one tier and reads again only those that changed.
+
+    Inode and times of a folder only say that a new look is due; what counts comes from `scan`. One
+    thread at a time.
+    """
+
+    def __init__(self, run: Folder, run_id: str, *, trusts_times: bool) -> None:
+        """Works relative to `run`, which stays the caller's.
+
+        Args:
+            run: the run's folder on one tier.
+            run_id: documents of another run are refused.
+            trusts_times: False reads every step again that is not committed: not each shared file
+                system stamps a folder when an entry is added.
+        """
+        self._trusts_times = trusts_times
+        self._run = run
+        self._run_id = run_id
+        self._seen: dict[str, _Seen] = {}
+
+    def scan(self, tick: Callable[[], None] = lambda: None) -> list[StepView]:
+        """All step folders, `.trash` included, by step.
+
+        Args:
+            tick: called after each folder, so that a watchdog sees progress.
+        """
+        found: dict[str, _Seen] = {}
+        self._scan_inside(self._run, "", found, tick)
+        try:
+            trash = self._run.child(TRASH)
+        except FileNotFoundError:
+            pass
+        else:
+            with trash:
+                self._scan_inside(trash, f"{TRASH}/", found, tick)
+        self._seen = found
+        return sorted((seen.view for seen in found.values()), key=lambda view: view.attempt)
+
+    def _scan_inside(
+        self, folder: Folder, prefix: str, found: dict[str, _Seen], tick: Callable[[], None]
+    ) -> None:
+        for name in folder.names():
+            attempt = parse_step_folder(name)
+            if attempt is None:
+                continue
+            try:
+                step = folder.child(name)
+            except (FileNotFoundError, NotADirectoryError):
+                continue  # moved since the listing, or no folder at all
+            with step:
+                path = f"{prefix}{name}"
+                seen = self._known(path, step)
+                if seen is None:
+                    stamp, now = _stamp(step), time.monotonic()
+                    old = self._seen.get(path)
+                    first = old.first if old is not None and old.stamp == stamp else now
+                    view = view_of(scan_step(step, attempt, path, self._run_id))
+                    seen = _Seen(stamp=stamp, first=first, read=now, view=view)
+                found[path] = seen
+            tick()
+
+    def _known(self, path: str, step: Folder) -> _Seen | None:
+        seen = self._seen.get(path)
+        if seen is None or not (self._trusts_times or seen.view.commit):
+            return None
+        is_settled = seen.read - seen.first > _SETTLED_SECONDS
+        return seen if is_settled and seen.stamp == _stamp(step) else None
+
+
+def _stamp(folder: Folder) -> tuple[int, int, int]:
+    found = os.fstat(folder.fd)
+    return (found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def observe_local(run: Folder, scanner: StepScanner | None) -> LocalView:
+    """The run's folder on this node.
+
+    Args:
+        run: the open folder.
+        scanner: of its step folders; None while the run is not known.
+
+    Raises:
+        OSError: the local tier cannot be read.
+        Corrupt: `run.json` is damaged.
+        Reject: `run.json` is of a newer release.
+    """
+    identity = read_identity(run)
+    if identity is None or scanner is None:
+        return LocalView(identity=identity)
+    steps = scanner.scan()
+    disk = os.fstatvfs(run.fd)
+    return LocalView(
+        identity=identity,
+        steps=tuple(step for step in steps if not step.is_in_trash),
+        trash=tuple(step.attempt for step in steps if step.is_in_trash),
+        states=_read_states(run, identity.run_id),
+        control=read_control(run),
+        used_percent=100.0 * (1 - disk.f_bavail / disk.f_blocks) if disk.f_blocks else 0.0,
+    )
+
+
+def _read_states(run: Folder, run_id: str) -> dict[int, TrainerState]:
+    states = {}
+    for name in run.names():
+        rank = parse_state_file(name)
+        if rank is None:
+            continue
+        state = _read(run, name, TrainerState)
+        if state is not None and (state.run_id, state.rank) == (run_id, rank):
+            states[rank] = state
+    return states
+
+
+def read_control(run: Folder) -> Control | None:
+    """What a sidecar last told the trainer; None if nothing, or nothing that can be read."""
+    return _read(run, CONTROL_DOCUMENT, Control)
+
+
+def _read(run: Folder, name: str, cls: type[D]) -> D | None:
+    data = run.read(name)
+    if data is None:
+        return None
+    try:
+        return decode(cls, data, f"{run.path}/{name}")
+    except (Corrupt, Reject):
+        return None  # the writer replaces it within seconds
+
+
+def observe_remote(
+    run: Folder, scanner: StepScanner, run_id: str, tick: Callable[[], None]
+) -> RemoteView:
+    """The run's folder on the remote tier; its newest commit is not confirmed yet.
+
+    Args:
+        run: the open folder.
+        scanner: of its step folders.
+        run_id: claims of another run are left out.
+        tick: called after each step folder.
+
+    Raises:
+        OSError: the remote tier cannot be read.
+    """
+    steps = tuple(scanner.scan(tick))
+    return RemoteView(
+        steps=steps,
+        claims=tuple(scan_claims(run, run_id)),
+        trash_age_seconds=_trash_ages(run, [step for step in steps if step.is_in_trash]),
+    )
+
+
+def _trash_ages(run: Folder, steps: list[StepView]) -> dict[Attempt, float]:
+    """How long steps have lain in `.trash`, by the clock that stamped them.
+
+    Moving a step in touches its folder; `.trash` itself is touched now: both stamps come from the
+    same file system, whatever this node's clock says.
+    """
+    if not steps:
+        return {}
+    with run.child(TRASH) as trash:
+        os.utime(trash.fd)
+        now = os.fstat(trash.fd).st_mtime
+        ages = {}
+        for step in steps:
+            try:
+                found = os.stat(step_folder(step.attempt), dir_fd=trash.fd, follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            ages[step.attempt] = now - found.st_mtime
+    return ages

@@ -1,0 +1,151 @@
+"""Takes steps out of sight and out of existence: `.trash` and quarantine. I/O, on either tier.
+
+A step is renamed into `.trash` before anything in it is unlinked, so that no reader ever sees half
+of it under its name. Only names that the format knows are unlinked. Called by whoever applies a
+retention plan; one caller per tier and folder at a time.
+"""
+
+import errno
+import os
+from collections.abc import Callable
+
+from tidegate_contract.document import decode
+from tidegate_contract.errors import Corrupt, Reject
+from tidegate_contract.folder import Folder
+from tidegate_contract.layout import (
+    COMMIT,
+    MANIFEST,
+    METADATA,
+    METADATA_REMOTE,
+    QUARANTINE,
+    TRASH,
+    Attempt,
+    is_temp_file,
+    parse_announced_file,
+    parse_data_file,
+    parse_seal_file,
+    step_folder,
+)
+from tidegate_contract.seal import Manifest, Seal
+
+_OCCUPIED = frozenset({errno.ENOTEMPTY, errno.EEXIST})
+
+
+def trash_step(run: Folder, attempt: Attempt) -> bool:
+    """Moves a step into `.trash`.
+
+    Returns:
+        False if it was gone, or an earlier one of that name still lies there.
+    """
+    name = step_folder(attempt)
+    with run.ensure_child(TRASH) as trash:
+        try:
+            run.rename(name, name, trash)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            if error.errno in _OCCUPIED:
+                return False
+            raise
+        os.utime(name, dir_fd=trash.fd, follow_symlinks=False)  # its grace begins
+        trash.sync()
+        run.sync()
+    return True
+
+
+def restore_step(run: Folder, attempt: Attempt) -> None:
+    """Moves a step from `.trash` back to its place; what is gone, or is back, stays so."""
+    name = step_folder(attempt)
+    with run.ensure_child(TRASH) as trash:
+        try:
+            trash.rename(name, name, run)
+        except FileNotFoundError:
+            return
+        run.sync()
+        trash.sync()
+
+
+def empty_step(run: Folder, attempt: Attempt, tick: Callable[[], None] = lambda: None) -> None:
+    """Removes a step that lies in `.trash`; a second call finishes what a crash left.
+
+    COMMIT goes first, then data, then the documents that name the data: whatever is left after a
+    crash counts for nothing and still says what it is. A folder with names that the format does not
+    know is left with those.
+
+    Args:
+        run: the run's folder.
+        attempt: which step.
+        tick: called after each file.
+    """
+    name = step_folder(attempt)
+    with run.ensure_child(TRASH) as trash:
+        try:
+            step = trash.child(name)
+        except FileNotFoundError:
+            return
+        with step:
+            step.remove(COMMIT)
+            step.sync()
+            for file in _removable(step):
+                step.remove(file)
+                tick()
+        try:
+            os.rmdir(name, dir_fd=trash.fd)
+        except OSError as error:
+            if error.errno not in _OCCUPIED:
+                raise
+        trash.sync()
+
+
+def _removable(step: Folder) -> list[str]:
+    names = step.names()
+    documents = [name for name in names if _is_document(name)]
+    declared = _declared(step, documents)
+    data = [
+        name
+        for name in names
+        if name in declared
+        or parse_data_file(name) is not None
+        or is_temp_file(name)
+        or name in (METADATA, METADATA_REMOTE)
+    ]
+    return [*data, *documents]
+
+
+def _is_document(name: str) -> bool:
+    return (
+        name == MANIFEST
+        or parse_seal_file(name) is not None
+        or parse_announced_file(name) is not None
+    )
+
+
+def _declared(step: Folder, documents: list[str]) -> set[str]:
+    names = set()
+    for name in documents:
+        data = step.read(name)
+        if data is None:
+            continue
+        try:
+            cls: type[Manifest] | type[Seal] = Manifest if name == MANIFEST else Seal
+            names |= {entry.name for entry in decode(cls, data, f"{step.path}/{name}").files}
+        except (Corrupt, Reject):
+            continue  # names of data files of our own are known by their form
+    return names
+
+
+def quarantine_file(run: Folder, attempt: Attempt, name: str) -> None:
+    """Moves one damaged file aside, for people; its step is incomplete from then on.
+
+    A step or file that is gone stays gone.
+    """
+    try:
+        step = run.child(step_folder(attempt))
+    except FileNotFoundError:
+        return
+    with step, run.ensure_child(QUARANTINE) as quarantine:
+        if step.size(name) is None:
+            return
+        step.rename(name, f"{step_folder(attempt)}.{name}", quarantine)
+        quarantine.sync()
+        step.sync()

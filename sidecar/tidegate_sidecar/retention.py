@@ -1,0 +1,154 @@
+"""What may be deleted on either tier. Pure; `loop` and `tasks` carry it out.
+
+Only verified commits count, ordered by (lineage, step). The newest commit, the newest sealed step
+and whatever nothing supersedes are never named. The remote tier is tidied by the lead alone.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+from tidegate_contract.layout import Attempt
+from tidegate_contract.wire import Phase, TrainerState
+from tidegate_sidecar.view import Key, RemoteView, StepView
+
+TRASH_GRACE_SECONDS = 3600.0
+"""Longer than a restore, so that no reader loses the folder that it reads from."""
+_SILENT = timedelta(minutes=5)
+"""A neighbour's document so much older than others is that of a pod that is gone."""
+_RESTORING = frozenset({Phase.STARTING, Phase.RESTORING})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemotePlan:
+    """What is moved and emptied on the remote tier.
+
+    Attributes:
+        confirm: the commit that makes the rest needless: made durable and read again before
+            anything is done; without it nothing is.
+        trash: steps outside `.trash` that are moved into it.
+        restore: a commit in `.trash` that is newer than every commit outside; it is moved back.
+        empty: steps in `.trash` whose files are removed.
+    """
+
+    confirm: Attempt | None
+    trash: tuple[Attempt, ...] = ()
+    restore: tuple[Attempt, ...] = ()
+    empty: tuple[Attempt, ...] = ()
+
+    @property
+    def is_needed(self) -> bool:
+        """Anything is to be done."""
+        return bool(self.trash or self.restore or self.empty)
+
+
+def is_restoring(states: Mapping[int, TrainerState], pod_uid: str) -> bool:
+    """Whether a trainer may be reading steps now.
+
+    Args:
+        states: the documents of all trainers on this node.
+        pod_uid: of this sidecar's pod: until its own trainer wrote a word it counts as restoring.
+    """
+    own = [state for state in states.values() if state.pod_uid == pod_uid]
+    newest = max((state.written_at for state in states.values()), default=None)
+    return not own or any(
+        state.phase in _RESTORING
+        for state in states.values()
+        if state.pod_uid == pod_uid or (newest and newest - state.written_at < _SILENT)
+    )
+
+
+def decide_remote_retention(remote: RemoteView, keep: int) -> RemotePlan:
+    """What the lead tidies on the remote tier.
+
+    Args:
+        remote: as it was just seen.
+        keep: newest commits that stay; at least one always does.
+    """
+    outside = [step for step in remote.steps if not step.is_in_trash]
+    newest = remote.newest_key
+    trashed = _newest_first(remote, (step for step in remote.steps if step.is_in_trash))
+    restore = tuple(
+        step.attempt
+        for step in [step for step in trashed if step.commit][:1]
+        if newest is None or _is_newer(remote.key(step), newest)
+    )
+    if newest is None or remote.newest is None:
+        return RemotePlan(confirm=None, restore=restore)
+    commits = _newest_first(remote, (step for step in outside if step.commit))
+    kept = {step.attempt for step in commits[: max(1, keep)]} | {remote.newest.attempt}
+    return RemotePlan(
+        confirm=remote.newest.attempt,
+        restore=restore,
+        trash=tuple(
+            step.attempt
+            for step in outside
+            if step.attempt not in kept and _is_newer(newest, remote.key(step))
+        ),
+        empty=tuple(
+            step.attempt
+            for step in remote.steps
+            if step.is_in_trash
+            and step.attempt not in restore
+            and remote.trash_age_seconds.get(step.attempt, 0.0) >= TRASH_GRACE_SECONDS
+        ),
+    )
+
+
+def decide_local_retention(
+    local: Iterable[StepView], remote: RemoteView | None, *, keep: int, lineage: int
+) -> tuple[Attempt, ...]:
+    """Which local copies go, oldest first; not to be asked while a trainer `is_restoring`.
+
+    Args:
+        local: all step folders of the run on this node.
+        remote: as it was last seen; None while it could not be read, then nothing goes.
+        keep: newest sealed steps that stay; at least one always does.
+        lineage: that the trainers here are in.
+    """
+    if remote is None:
+        return ()
+    steps = list(local)
+    sealed = _newest_first(remote, (step for step in steps if step.sealed))
+    durable = [step for step in sealed if _is_durable(step, remote)]
+    kept = {step.attempt for step in [*sealed[: max(1, keep)], *durable[:1]]}
+    newest = remote.newest_key
+    superseded = [
+        step.attempt
+        for step in steps
+        if step.attempt not in kept
+        and (remote.key(step) == newest or _is_newer(newest, remote.key(step)))
+        and newest is not None
+    ]
+    return tuple(sorted([*superseded, *_abandoned(steps, sealed, lineage)]))
+
+
+def _abandoned(steps: Iterable[StepView], sealed: list[StepView], lineage: int) -> list[Attempt]:
+    """Folders of saves that died before any rank sealed.
+
+    Saves of one lineage are written in the order of their steps, so once this lineage sealed a
+    later step nobody writes the earlier folder any more.
+    """
+    if not sealed or sealed[0].lineage != lineage:
+        return []
+    newest = max(step.attempt.step for step in sealed if step.lineage == lineage)
+    return [
+        step.attempt
+        for step in steps
+        if step.lineage is None and not step.problems and step.attempt.step < newest
+    ]
+
+
+def _is_durable(step: StepView, remote: RemoteView) -> bool:
+    far = remote.find(step.attempt)
+    return far is not None and far.commit is not None
+
+
+def _newest_first(remote: RemoteView, steps: Iterable[StepView]) -> list[StepView]:
+    keyed = [(key, step) for step in steps if (key := remote.key(step)) is not None]
+    return [step for _, step in sorted(keyed, key=lambda pair: pair[0], reverse=True)]
+
+
+def _is_newer(one: Key | None, other: Key | None) -> bool:
+    """False when either is not known: what cannot be ordered is left alone."""
+    return one is not None and other is not None and one > other
