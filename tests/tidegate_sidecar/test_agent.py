@@ -85,6 +85,36 @@ def test_tier_is_judged_by_what_is_mounted(name: str, required: bool, want: Tier
     assert judge_tier(mounts, root, requires_mount_point=required) is want
 
 
+def a_pod_spec() -> dict[str, Any]:
+    return {
+        "nodeName": "node-1",
+        "securityContext": {"runAsUser": 1000, "runAsGroup": 1001},
+        "initContainers": [
+            {
+                "name": keys.SIDECAR_CONTAINER,
+                "env": [
+                    {"name": keys.ENV_REMOTE, "value": "/tidegate/remote/x/team/bytelm"},
+                    {"name": keys.ENV_POLICY, "value": encode(Policy(remote_every=4)).decode()},
+                    {"name": keys.ENV_POD, "valueFrom": {}},
+                ],
+                "volumeMounts": [{"name": keys.LOCAL_VOLUME}],
+            }
+        ],
+        "containers": [
+            {"name": "helper", "securityContext": {"runAsUser": 7}},
+            {
+                "name": "trainer",
+                "securityContext": {"runAsUser": 2000},
+                "volumeMounts": [{"name": keys.LOCAL_VOLUME}],
+            },
+        ],
+        "volumes": [
+            {"name": keys.LOCAL_VOLUME, "hostPath": {"path": "/mnt/nvme/team/bytelm"}},
+            {"name": keys.REMOTE_VOLUME, "hostPath": {"path": "/mnt/pfs"}},
+        ],
+    }
+
+
 def a_pod_object(**changes: Any) -> dict[str, Any]:
     """An injected pod as the API server gives it."""
     pod: dict[str, Any] = {
@@ -94,33 +124,7 @@ def a_pod_object(**changes: Any) -> dict[str, Any]:
             "uid": "pod-uid",
             "labels": {keys.RUN_LABEL: "bytelm"},
         },
-        "spec": {
-            "nodeName": "node-1",
-            "securityContext": {"runAsUser": 1000, "runAsGroup": 1001},
-            "initContainers": [
-                {
-                    "name": keys.SIDECAR_CONTAINER,
-                    "env": [
-                        {"name": keys.ENV_REMOTE, "value": "/tidegate/remote/x/team/bytelm"},
-                        {"name": keys.ENV_POLICY, "value": encode(Policy(remote_every=4)).decode()},
-                        {"name": keys.ENV_POD, "valueFrom": {}},
-                    ],
-                    "volumeMounts": [{"name": keys.LOCAL_VOLUME}],
-                }
-            ],
-            "containers": [
-                {"name": "helper", "securityContext": {"runAsUser": 7}},
-                {
-                    "name": "trainer",
-                    "securityContext": {"runAsUser": 2000},
-                    "volumeMounts": [{"name": keys.LOCAL_VOLUME}],
-                },
-            ],
-            "volumes": [
-                {"name": keys.LOCAL_VOLUME, "hostPath": {"path": "/mnt/nvme/team/bytelm"}},
-                {"name": keys.REMOTE_VOLUME, "hostPath": {"path": "/mnt/pfs"}},
-            ],
-        },
+        "spec": a_pod_spec(),
         "status": {"phase": "Pending"},
     }
     for path, value in changes.items():
