@@ -13,7 +13,7 @@ class Event:
 
     Attributes:
         at: UTC; the status's own time where it has one, else the time of the look.
-        what: a word: sealed, durable, drain asked, held, released, stopped, started, resumed.
+        what: a word: save, sealed, durable, drain asked, held, released, stopped, started, resumed.
         text: the rest.
     """
 
@@ -35,14 +35,16 @@ def find_events(before: Snapshot, after: Snapshot, now: datetime) -> list[Event]
 
 def _find_saves(before: dict[str, Any], after: dict[str, Any], now: datetime) -> list[Event]:
     events = []
-    for field, what, why in (
-        ("lastSealed", "sealed", "on every node's NVMe"),
-        ("lastDurable", "durable", "committed on the PFS"),
-    ):
-        note = after.get(field) or {}
-        if note and note.get("step") != (before.get(field) or {}).get("step"):
-            text = f"step {note['step']}, {note.get('tokens', 0):,} tokens, {why}"
-            events.append(Event(at=_time(note.get("time"), now), what=what, text=text))
+    sealed, durable = after.get("lastSealed"), after.get("lastDurable")
+    if sealed and sealed != before.get("lastSealed"):
+        text = f"step {sealed['step']}, {sealed['tokens']:,} tokens"
+        events += [
+            Event(at=_time(sealed["time"], now), what="save", text=f"{text}, a copy in memory"),
+            Event(at=now, what="sealed", text=f"{text}, on every node's NVMe"),
+        ]
+    if durable and durable != before.get("lastDurable"):
+        text = f"step {durable['step']}, {durable['tokens']:,} tokens, committed on the PFS"
+        events.append(Event(at=_time(durable["time"], now), what="durable", text=text))
     return events
 
 

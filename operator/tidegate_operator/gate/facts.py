@@ -112,6 +112,7 @@ class LeadReport:
         received_at: UTC by this replica's clock.
         phase: of the trainer; None when no trainer has spoken to its sidecar.
         step: newest agreed step; None alike.
+        stated_at: UTC, when the trainer wrote the two; None alike.
         answer: to the newest save request; None before one.
         known_request_id: the newest request the sidecar has; 0 means none.
         restored: the attempt this trainer started from; None for a fresh start.
@@ -121,6 +122,7 @@ class LeadReport:
     received_at: datetime
     phase: Phase | None = None
     step: int | None = None
+    stated_at: datetime | None = None
     answer: SaveAnswer | None = None
     known_request_id: int = 0
     restored: Attempt | None = None

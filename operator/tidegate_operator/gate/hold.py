@@ -259,7 +259,10 @@ def _idle(facts: RunFacts, since: datetime) -> str:
         return ""
     if report.phase in _IDLE_PHASES:
         return f"the trainer is {report.phase.lower()}" if report.phase else "no trainer runs"
-    if durable is not None and report.step == durable.step and _is_same_line(report, facts):
+    # The state that a report carries may be seconds old, and a trainer goes on meanwhile.
+    is_current = report.stated_at is not None and report.stated_at > since
+    is_all_durable = durable is not None and report.step == durable.step
+    if durable and is_current and is_all_durable and _is_same_line(report, facts):
         return f"step {durable.step} is the newest and is durable"
     return ""
 

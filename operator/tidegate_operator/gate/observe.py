@@ -183,6 +183,7 @@ def _report(taken: TakenReport | None) -> LeadReport | None:
         received_at=taken.received_at,
         phase=state.phase if state else None,
         step=state.progress.step if state else None,
+        stated_at=state.written_at if state else None,
         answer=state.answer if state else None,
         known_request_id=report.known_request_id,
         restored=restore.attempt if restore else None,

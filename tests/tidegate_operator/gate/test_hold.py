@@ -70,6 +70,7 @@ def a_release(reason: str = "Durable", released: float = 10, **changes: Any) -> 
 
 def a_report(age: float = 1, step: int = 130, **changes: Any) -> LeadReport:
     fields: dict[str, Any] = {"received_at": ago(age), "phase": Phase.TRAINING, "step": step}
+    fields["stated_at"] = ago(age)
     return LeadReport(**fields | changes)
 
 
@@ -151,6 +152,10 @@ ROWS: dict[str, tuple[dict[str, Any], str]] = {
     "requested-restoring": ({"drains": WAITS, "report": a_report(phase=Phase.RESTORING)}, NOTHING),
     "requested-no-trainer": ({"drains": WAITS, "report": a_report(phase=None, step=None)}, NOTHING),
     "requested-progress-is-durable": ({"drains": WAITS, "report": a_report(step=100)}, NOTHING),
+    "requested-progress-was-durable-when-the-trainer-wrote": (
+        {"drains": WAITS, "report": a_report(step=100, stated_at=ago(30))},
+        WAITING,
+    ),
     "requested-idle-before-the-eviction-only": (
         {"drains": WAITS, "report": a_report(age=30, step=100)},
         WAITING,

@@ -126,6 +126,7 @@ class HoldMachine(RuleBasedStateMachine):
             received_at=self.now,
             phase=phase,
             step=self.step,
+            stated_at=self.now,
             answer=self.answer,
             known_request_id=self.known,
         )
