@@ -46,4 +46,8 @@ def new_walk(
         folder = artifacts.artifact_folder(request.config.rootpath, request.node.nodeid)
         artifacts.collect(installed, [*namespaces, artifacts.SYSTEM_NAMESPACE], folder)
     for namespace in namespaces:
+        # A Job whose namespace goes first keeps its pods: it waits for replacements it cannot make.
+        installed.kubectl("delete", "jobs", "--all", "-n", namespace, "--wait=false", check=False)
+        now = ("--grace-period=1", "--wait=false")
+        installed.kubectl("delete", "pods", "--all", "-n", namespace, *now, check=False)
         installed.kubectl("delete", "namespace", namespace, "--wait=false", check=False)

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tidegate_contract.keys import LAST_DURABLE_ANNOTATION
 from tidegate_demo import losses
 from tidegate_demo.stage import TIER_GID, JobPlan
 from tidegate_demo.walk import Walk, durable_step, progress_step
+from tidegate_ground.waiting import wait_until
 
 pytestmark = [pytest.mark.ground, pytest.mark.timeout(900)]
 
@@ -30,6 +32,14 @@ class Outcome:
     durable_at_release: int
     resumed_lines: list[dict[str, object]]
     table: str
+    annotation: str
+
+
+def last_durable(walk: Walk, node: str) -> str:
+    """What the node tells schedulers; empty before it tells a time."""
+    annotations = walk.ground.get("node", node)["metadata"]["annotations"]
+    told = annotations.get(LAST_DURABLE_ANNOTATION, "never")
+    return "" if told == "never" else told
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +51,7 @@ def outcome(
     walk.wait_durable()
     first = {pod.rank: pod.uid for pod in walk.now.pods}
     node = walk.pod(1).node
+    annotation = wait_until("the node's annotation", lambda: last_durable(walk, node), 30)
     try:
         with walk.drain(node, tmp_path_factory.mktemp("drain") / "log", DRAIN_TIMEOUT):
             pass
@@ -57,6 +68,7 @@ def outcome(
         durable_at_release=at_release,
         resumed_lines=walk.lines(),
         table=table,
+        annotation=annotation,
     )
 
 
@@ -141,6 +153,16 @@ def test_kubectl_shows_the_run_as_a_status_page(outcome: Outcome) -> None:
     ]
     row = next(line for line in outcome.table.splitlines() if "/bytelm" in line).split()
     assert int(row[1]) >= int(row[2]) > 0
+
+
+def test_node_tells_schedulers_the_newest_durable_time(outcome: Outcome) -> None:
+    told = datetime.fromisoformat(outcome.annotation)
+    times = [
+        datetime.fromisoformat(s.run["lastDurable"]["time"])
+        for s in outcome.walk.snapshots
+        if s.run.get("lastDurable")
+    ]
+    assert any(abs((told - time).total_seconds()) < 1 for time in times)
 
 
 def test_tiers_belong_to_the_trainer_and_the_tiers_group(outcome: Outcome, pfs: Path) -> None:

@@ -221,20 +221,40 @@ with Folder.open(sys.argv[1]) as step:
 """
 
 
+def kill_commit_at(step: Folder, call: int) -> bool:
+    """Kills a commit at its n-th call; the next one must finish it. False: it made fewer calls."""
+    ended = subprocess.run(
+        [sys.executable, "-c", KILLED, step.path, str(call), RUN_ID], check=False
+    )
+    if ended.returncode != 0:
+        assert ended.returncode == -signal.SIGKILL
+        read_commit(step, ATTEMPT, RUN_ID)  # a half-written commit would raise
+    done = commit_step(step, ATTEMPT, RUN_ID, NOW)
+    assert done is not None
+    for name in (COMMIT, MANIFEST, METADATA):
+        step.remove(name)
+    return ended.returncode != 0
+
+
 @pytest.mark.timeout(60)
 def test_commit_killed_at_any_call_is_finished_by_the_next(a_step: Callable[..., Folder]) -> None:
+    call = 1
     with a_step() as step:
-        for call in range(1, 200, 7):
-            ended = subprocess.run(
-                [sys.executable, "-c", KILLED, step.path, str(call), RUN_ID], check=False
-            )
-            if ended.returncode == 0:
-                break
-            assert ended.returncode == -signal.SIGKILL
-            read_commit(step, ATTEMPT, RUN_ID)  # a half-written commit would raise
-            done = commit_step(step, ATTEMPT, RUN_ID, NOW)
-            assert done is not None
-            for name in (COMMIT, MANIFEST, METADATA):
-                step.remove(name)
-        else:
-            pytest.fail("the commit made more calls than were counted")
+        while kill_commit_at(step, call):
+            call += 7
+    assert call > 7
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+def test_commit_kills(
+    a_step: Callable[..., Folder], write_result: Callable[[dict[str, Any]], None]
+) -> None:
+    kills, rounds = 0, 3
+    with a_step() as step:
+        for _ in range(rounds):
+            call = 1
+            while kill_commit_at(step, call):
+                kills += 1
+                call += 1
+    write_result({"rounds": rounds, "kills": kills, "torn_or_lost": 0})

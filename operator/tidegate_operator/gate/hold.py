@@ -21,7 +21,7 @@ from datetime import datetime, timedelta
 
 from tidegate_contract.keys import DrainState, ReleaseReason
 from tidegate_contract.layout import Attempt
-from tidegate_contract.wire import Phase, SaveRequest
+from tidegate_contract.wire import Phase, SaveAnswer, SaveRequest
 from tidegate_operator.api_spec import DrainMode
 from tidegate_operator.gate.asks import (
     SAVED,
@@ -199,6 +199,8 @@ def _advance(facts: RunFacts, drain: Drain, drains: Sequence[Drain], now: dateti
         return _release(drain, ReleaseReason.NOTHING_TO_LOSE, message, now)
     if facts.mode is not DrainMode.ENFORCE:
         return _release(drain, ReleaseReason.OFF, "drains of this run are not enforced", now)
+    if durable := _answered_durably(facts, answer_to(facts, drain, drains)):
+        return _release(drain, ReleaseReason.DURABLE, durable, now)
     # A sealed step is worth its copy even when its trainer has gone.
     is_flushing = drain.state is DrainState.FLUSHING
     if not is_flushing and (idle := _idle(facts, drain.requested_at)):
@@ -235,6 +237,14 @@ def _follow_answer(facts: RunFacts, drain: Drain, drains: Sequence[Drain], now: 
         message = "the trainer has nothing to save"
         return _release(drain, ReleaseReason.NOTHING_TO_LOSE, message, now)
     return _after_seal(facts, drain, answer.attempt, now)
+
+
+def _answered_durably(facts: RunFacts, answer: SaveAnswer | None) -> str:
+    """A sentence once the asked save is committed; a commit proves the seals nobody told of yet."""
+    durable = facts.durable
+    if answer is None or answer.attempt is None or durable is None:
+        return ""
+    return f"step {durable.step} is durable" if durable.is_attempt(answer.attempt) else ""
 
 
 def _after_seal(facts: RunFacts, drain: Drain, attempt: Attempt, now: datetime) -> Drain:

@@ -198,7 +198,15 @@ ROWS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "requested-all-at-once": (
         {"drains": WAITS, "report": SEALED, "durable": DURABLE_NOW},
-        "Released Fresh",
+        STAYS,
+    ),
+    "saving-durable-before-the-seals-were-told": (
+        {
+            "drains": SAVES,
+            "report": a_report(step=SAVED.step, answer=an_answer("Acknowledged", attempt=SAVED)),
+            "durable": Durable(step=SAVED.step, nonce=SAVED.nonce, at=ago(1)),
+        },
+        STAYS,
     ),
     "saving-sealed": ({"drains": SAVES, "report": SEALED}, "Flushing Sealed"),
     "saving-sealed-after-a-failure": (
