@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tidegate_demo import stage
+from tidegate_ground.options import GroundOptions
 
 # Registered here because pytest takes plugins from the topmost conftest.py only: the fixtures
 # `cluster`, `ground` and `namespace` of tests that need a Kubernetes cluster.
@@ -45,3 +47,9 @@ def write_result(request: pytest.FixtureRequest) -> Callable[[dict[str, Any]], N
         (RESULTS / f"{now:%Y-%m-%d}-{name}.json").write_text(text + "\n")
 
     return write
+
+
+@pytest.fixture(scope="session")
+def ground_options() -> GroundOptions:
+    """The tests' own ground has Tidegate's images, torch and these sources."""
+    return stage.ground_options()

@@ -11,6 +11,7 @@ import yaml
 from tidegate_contract import keys
 from tidegate_ground import sets
 from tidegate_ground.cluster import Cluster
+from tidegate_ground.errors import GroundError
 from tidegate_ground.ground import Ground
 from tidegate_ground.options import GroundOptions, Mount
 
@@ -31,14 +32,17 @@ VALUES: dict[str, Any] = {
 
 
 def ground_options() -> GroundOptions:
-    """A ground with Tidegate's images, and this environment's torch and sources at /mnt."""
+    """A ground with Tidegate's images, and this environment's torch and sources at /mnt.
+
+    Raises:
+        GroundError: the images are not built.
+    """
+    images = tuple(IMAGES / f"{name}.tar" for name in ("operator", "sidecar"))
+    if not all(image.exists() for image in images):
+        raise GroundError(f"There are no images in {IMAGES}; `make images` builds them.")
     site = Path(sysconfig.get_paths()["purelib"])
     return GroundOptions(
-        images=(
-            sets.image_archive("base"),
-            IMAGES / "operator.tar",
-            IMAGES / "sidecar.tar",
-        ),
+        images=(sets.image_archive("base"), *images),
         mounts=(
             Mount(source=site, target=TORCH_MOUNT),
             Mount(source=ROOT, target=SOURCE_MOUNT),
