@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tidegate_demo import stage
 from tidegate_ground.options import GroundOptions
 
