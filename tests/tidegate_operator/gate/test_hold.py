@@ -137,6 +137,8 @@ def reported(result: str, failures: int = 0, asked: float = 20, **changes: Any) 
     return a_report(answer=an_answer(result, failures, attempt, asked), **changes)
 
 
+OLD_STATE = a_report(step=100, stated_at=ago(30))
+ACKNOWLEDGED = a_report(step=120, answer=an_answer("Acknowledged", attempt=SAVED))
 NOTHING, STAYS, LATE = "Released NothingToLose", "Released Durable", "Released DeadlineExceeded"
 WAITING, SAVING_NOW = "Requested Evicted", "Saving Acknowledged"
 ROWS: dict[str, tuple[dict[str, Any], str]] = {
@@ -152,10 +154,7 @@ ROWS: dict[str, tuple[dict[str, Any], str]] = {
     "requested-restoring": ({"drains": WAITS, "report": a_report(phase=Phase.RESTORING)}, NOTHING),
     "requested-no-trainer": ({"drains": WAITS, "report": a_report(phase=None, step=None)}, NOTHING),
     "requested-progress-is-durable": ({"drains": WAITS, "report": a_report(step=100)}, NOTHING),
-    "requested-progress-was-durable-when-the-trainer-wrote": (
-        {"drains": WAITS, "report": a_report(step=100, stated_at=ago(30))},
-        WAITING,
-    ),
+    "requested-progress-was-durable-once": ({"drains": WAITS, "report": OLD_STATE}, WAITING),
     "requested-idle-before-the-eviction-only": (
         {"drains": WAITS, "report": a_report(age=30, step=100)},
         WAITING,
@@ -200,12 +199,8 @@ ROWS: dict[str, tuple[dict[str, Any], str]] = {
         {"drains": WAITS, "report": SEALED, "durable": DURABLE_NOW},
         STAYS,
     ),
-    "saving-durable-before-the-seals-were-told": (
-        {
-            "drains": SAVES,
-            "report": a_report(step=SAVED.step, answer=an_answer("Acknowledged", attempt=SAVED)),
-            "durable": Durable(step=SAVED.step, nonce=SAVED.nonce, at=ago(1)),
-        },
+    "saving-durable-before-the-seals-are-told": (
+        {"drains": SAVES, "report": ACKNOWLEDGED, "durable": DURABLE_NOW},
         STAYS,
     ),
     "saving-sealed": ({"drains": SAVES, "report": SEALED}, "Flushing Sealed"),
