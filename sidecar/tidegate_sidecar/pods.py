@@ -147,6 +147,11 @@ class PodWatch:
         """Starts the thread."""
         self._thread.start()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread is there."""
+        return self._thread.is_alive()
+
     def close(self) -> None:
         """Ends the thread, an open watch included; waits for it for a moment only."""
         self._closing.set()
@@ -238,6 +243,8 @@ class PodWatch:
             connection.connect()
             with self._lock:
                 self._socket = connection.sock
+            if self._closing.is_set():  # `close` came while there was nothing to shut down
+                raise ConnectionAbortedError("the watch is closed")
             token = self._api.token_file.read_text().strip()
             headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
             connection.request("GET", f"/api/v1/pods?{urlencode(query)}", headers=headers)

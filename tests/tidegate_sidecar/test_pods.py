@@ -206,4 +206,4 @@ def test_pod_that_is_not_understood_is_left_out_and_told(
 def test_watch_that_is_closed_ends_at_once(fake: FakeApi, watch: PodWatch, wait_for: Build) -> None:
     wait_for(lambda: len(fake.asked) == 2)
     watch.close()
-    assert "pods" not in {thread.name for thread in threading.enumerate()}
+    wait_for(lambda: not watch.is_running)
