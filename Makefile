@@ -48,12 +48,12 @@ requirements: ## resolve requirements/*.txt anew (hashed, no index addresses)
 	compile --extra sidecar -o requirements/sidecar.txt
 
 .PHONY: test-fast
-test-fast: env ## every test that needs no cluster
-	@$(PYTEST) -m "not ground" tests
+test-fast: env ## every test that needs no cluster, on two workers
+	@$(PYTEST) -q -n 2 --dist loadfile -m "not ground" tests
 
 .PHONY: test
-test: check ground-prepare images ## everything, on a real cluster
-	@$(PYTEST) tests
+test: check test-fast ground-prepare images ## everything, on a real cluster
+	@$(PYTEST) -v --durations=10 -m ground tests
 
 .PHONY: soak
 soak: env ground-prepare images ## long counts; results go to benchmarks/results/
