@@ -20,6 +20,8 @@ from tidegate_contract.layout import temp_file
 FOLDER_MODE = 0o2770
 """Set-group-ID, so that sidecar and agent of the tier's group may clean what the trainer made."""
 FILE_MODE = 0o640
+_RESERVATION = "0" * 16
+_ABANDONED_SECONDS = 60.0
 _NO_HARD_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK})
 
 
@@ -150,7 +152,7 @@ class Folder:
         """Gives a finished file its final name unless that exists.
 
         Returns:
-            False if the name was taken.
+            False if the name was taken, or another caller is about to take it.
         """
         try:
             os.link(source, target, src_dir_fd=self._fd, dst_dir_fd=self._fd, follow_symlinks=False)
@@ -163,12 +165,30 @@ class Folder:
         return True
 
     def _reserve_and_rename(self, source: str, target: str) -> bool:
+        """Reserves under a name that no reader takes, so that a crash leaves no empty target."""
+        reserved = temp_file(target, _RESERVATION)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=self._fd))
+            os.close(os.open(reserved, flags, FILE_MODE, dir_fd=self._fd))
         except FileExistsError:
-            return False
-        self.rename(source, target)
+            if self.size(target) is not None or not self._is_abandoned(source, reserved):
+                return False
+        try:
+            if self.size(target) is not None:
+                return False
+            self.rename(source, target)
+        finally:
+            self.remove(reserved)
         return True
+
+    def _is_abandoned(self, source: str, reserved: str) -> bool:
+        """Its maker died in between: by the clock of the file system, which stamped both."""
+        try:
+            made = os.stat(reserved, dir_fd=self._fd, follow_symlinks=False).st_mtime
+        except FileNotFoundError:
+            return False
+        now = os.stat(source, dir_fd=self._fd, follow_symlinks=False).st_mtime
+        return now - made > _ABANDONED_SECONDS
 
     def remove(self, name: str) -> None:
         """Unlinks a file; a missing one is fine."""

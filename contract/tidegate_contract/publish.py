@@ -9,7 +9,7 @@ from datetime import datetime
 
 from tidegate_contract.digest import ContentHasher, sha256_hex
 from tidegate_contract.document import encode
-from tidegate_contract.errors import Corrupt, Reject
+from tidegate_contract.errors import Corrupt, Reject, Retry
 from tidegate_contract.folder import Folder
 from tidegate_contract.identity import LineageClaim, RunIdentity
 from tidegate_contract.layout import (
@@ -59,11 +59,17 @@ def ensure_identity(run: Folder, wanted: RunIdentity) -> RunIdentity:
 
     Raises:
         Corrupt: the document is damaged.
+        Retry: another caller is about to write it.
     """
     found = read_identity(run)
-    if found is None and not create_document(run, RUN_DOCUMENT, wanted):
-        found = read_identity(run)
-    return found or wanted
+    if found is not None:
+        return found
+    if create_document(run, RUN_DOCUMENT, wanted):
+        return wanted
+    found = read_identity(run)
+    if found is None:
+        raise Retry(f"{run.path}/{RUN_DOCUMENT}: another process is about to write it")
+    return found
 
 
 def check_owner(found: RunIdentity, owner_uid: str | None) -> None:

@@ -8,6 +8,7 @@ any process that may read the folder.
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from tidegate_contract.digest import ContentHasher, sha256_hex
 from tidegate_contract.document import decode
@@ -30,6 +31,7 @@ from tidegate_contract.layout import (
 from tidegate_contract.seal import Commit, FileEntry, Manifest, Seal, build_manifest
 
 _READ_BYTES = 4 << 20
+_UNKNOWN_TIME = datetime.fromtimestamp(0, UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +81,14 @@ def read_identity(run: Folder) -> RunIdentity | None:
 
 
 def scan_claims(run: Folder, run_id: str) -> list[LineageClaim]:
-    """All lineage claims of the run, by number; those of another run are left out."""
+    """All lineage claims of the run, by number; those of another run are left out.
+
+    A damaged claim still takes its number: it comes back as one that restored nothing.
+
+    Raises:
+        OSError: the folder cannot be read.
+        Reject: a newer release wrote a claim.
+    """
     try:
         folder = run.child(LINEAGES)
     except FileNotFoundError:
@@ -88,10 +97,23 @@ def scan_claims(run: Folder, run_id: str) -> list[LineageClaim]:
         claims = []
         for name in folder.names():
             number = parse_lineage_file(name)
-            data = folder.read(name) if number else None
-            if data is not None:
-                claims.append(decode(LineageClaim, data, f"{folder.path}/{name}"))
+            claim = _read_claim(folder, name, number, run_id) if number else None
+            if claim is not None:
+                claims.append(claim)
     return sorted((c for c in claims if c.run_id == run_id), key=lambda claim: claim.number)
+
+
+def _read_claim(folder: Folder, name: str, number: int, run_id: str) -> LineageClaim | None:
+    try:
+        data = folder.read(name)
+        if data is None:
+            return None
+        claim = decode(LineageClaim, data, f"{folder.path}/{name}")
+        if claim.number == number:
+            return claim
+    except Corrupt:
+        pass
+    return LineageClaim(run_id=run_id, number=number, claimed_at=_UNKNOWN_TIME)
 
 
 def scan_steps(run: Folder, run_id: str) -> list[StepRecord]:

@@ -4,6 +4,8 @@ import argparse
 import logging
 import os
 import sys
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from tidegate_contract import keys
@@ -70,10 +72,17 @@ def _once(words: argparse.Namespace) -> int:
         policy=parse_policy(os.environ),
         is_single_pass=True,
     )
-    done = flush_once(settings)
+    done = flush_once(settings, partial(_beat, words.progress_fd))
     for line in done.lines:
         sys.stdout.write(f"{line}\n")
     return 0 if done.is_whole else 1
+
+
+def _beat(fd: int | None) -> None:
+    """Tells whoever started this pass that it gets on; a full pipe says so already."""
+    if fd is not None:
+        with suppress(OSError):
+            os.write(fd, b".")
 
 
 def _existing(path: Path) -> tuple[Path, str]:
@@ -95,6 +104,12 @@ def _parser() -> argparse.ArgumentParser:
         "--remote-root",
         metavar="DIR",
         help="folder above --remote below which no link is followed and nothing is made",
+    )
+    flusher.add_argument(
+        "--progress-fd",
+        metavar="FD",
+        type=int,
+        help="descriptor that takes a byte whenever --once gets on",
     )
     roles.add_parser("agent", help="serve a node: run folders, and steps of pods that are gone")
     return parser

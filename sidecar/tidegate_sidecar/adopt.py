@@ -7,15 +7,17 @@ that it left whole is not looked at again before it changes.
 
 import logging
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from tidegate_contract import keys
 from tidegate_contract.document import encode
-from tidegate_contract.errors import Reject
+from tidegate_contract.errors import Corrupt, Reject
 from tidegate_contract.folder import Folder
 from tidegate_contract.layout import parse_seal_file, parse_step_folder, parse_target_file
 from tidegate_contract.wire import Target
@@ -29,6 +31,12 @@ MAX_ADOPTIONS = 2
 """Copies of dead runs at once on one node."""
 _RETRY_SECONDS = 60.0
 _MAX_RETRY_SECONDS = 1800.0
+SILENT_SECONDS = 600.0
+"""A copy without progress for so long holds a slot that others need: it gave each stalled task up
+long before, and its turn among the nodes has come."""
+_STALLS = 5
+"""Or for so many of the policy's stall timeouts, where these are long."""
+_KILLED = -signal.SIGKILL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +108,12 @@ def _is_due(left: Leftover, last: Attempted | None, now: float) -> bool:
     return now - last.ended_at >= wait
 
 
-def observe_leftovers(tier: LocalTier) -> list[Leftover]:
+def observe_leftovers(tier: LocalTier, tell: Callable[[str, str], None]) -> list[Leftover]:
     """Run folders of a tier with sealed steps that no process flushes.
+
+    Args:
+        tier: where to look.
+        tell: takes a namespace or run that cannot be read, and why; the others are not held up.
 
     Raises:
         OSError: the tier cannot be read.
@@ -114,34 +126,37 @@ def observe_leftovers(tier: LocalTier) -> list[Leftover]:
             except OSError:
                 continue  # a file, a link, or gone
             with parent:
-                found += _leftovers_of(tier, parent, namespace)
+                try:
+                    names = [name for entry in parent.names() if (name := parse_target_file(entry))]
+                except OSError as error:
+                    tell(namespace, str(error))
+                    continue
+                for name in names:
+                    try:
+                        left = _leftover(tier, parent, f"{namespace}/{name}")
+                    except (OSError, Corrupt, Reject) as error:
+                        tell(f"{namespace}/{name}", str(error))
+                        continue
+                    found += [left] if left else []
     return found
 
 
-def _leftovers_of(tier: LocalTier, parent: Folder, namespace: str) -> list[Leftover]:
-    found = []
-    for entry in parent.names():
-        name = parse_target_file(entry)
-        target = read_target(parent, name) if name else None
-        if name is None or target is None:
-            continue
-        try:
-            run = parent.child(name)
-        except OSError:
-            continue
-        with run:
-            signature = _signature(run)
-            if signature and _is_free(run):
-                found.append(
-                    Leftover(
-                        run=f"{namespace}/{name}",
-                        folder=tier.root / namespace / name,
-                        gid=tier.gid,
-                        target=target,
-                        signature=signature,
-                    )
-                )
-    return found
+def _leftover(tier: LocalTier, parent: Folder, run: str) -> Leftover | None:
+    name = run.partition("/")[2]
+    target = read_target(parent, name)
+    if target is None:
+        return None
+    try:
+        folder = parent.child(name)
+    except FileNotFoundError:
+        return None
+    with folder:
+        signature = _signature(folder)
+        if not signature or not _is_free(folder):
+            return None
+    return Leftover(
+        run=run, folder=tier.root / run, gid=tier.gid, target=target, signature=signature
+    )
 
 
 def _signature(run: Folder) -> tuple[tuple[str, int], ...]:
@@ -167,13 +182,22 @@ def _is_free(run: Folder) -> bool:
         lock.release()
 
 
+@dataclass(slots=True, kw_only=True)
+class _Copying:
+    left: Leftover
+    process: subprocess.Popen[bytes]
+    progress: int
+    heard: float
+
+
 class Adoptions:
     """The copies that this agent started; one thread."""
 
     def __init__(self, remote: Iterable[RemoteTier]) -> None:
         """Starts nothing yet."""
         self._roots = {tier.name: tier.root for tier in remote}
-        self._running: dict[str, tuple[Leftover, subprocess.Popen[bytes]]] = {}
+        self._running: dict[str, _Copying] = {}
+        self._given_up: list[subprocess.Popen[bytes]] = []
         self._attempted: dict[str, Attempted] = {}
 
     @property
@@ -182,33 +206,58 @@ class Adoptions:
         return frozenset(self._running)
 
     def collect(self, now: float) -> None:
-        """Takes note of copies that ended."""
-        for run, (left, process) in list(self._running.items()):
-            status = process.poll()
+        """Takes note of copies that ended, and ends those that do not get on."""
+        self._given_up = [process for process in self._given_up if process.poll() is None]
+        for run, copy in list(self._running.items()):
+            status = copy.process.poll()
+            if status is None:
+                status = self._watch(copy, now)
             if status is None:
                 continue
+            os.close(copy.progress)
             del self._running[run]
-            self._note(left, status, now)
+            self._note(copy.left, status, now)
             logger.info("leftovers copied", extra={"run": run, "status": status})
+
+    def _watch(self, copy: _Copying, now: float) -> int | None:
+        """Kills a copy that has been silent for too long; None while it may go on."""
+        with suppress(BlockingIOError):
+            if os.read(copy.progress, 1 << 16):
+                copy.heard = now
+        patience = max(SILENT_SECONDS, _STALLS * copy.left.target.policy.stall_timeout_seconds)
+        if now - copy.heard < patience:
+            return None
+        logger.error("a copy of leftovers does not get on", extra={"run": copy.left.run})
+        _kill(copy.process)
+        self._given_up.append(copy.process)  # in an endless sleep it outlives that
+        return _KILLED
 
     def start(self, leftovers: Iterable[Leftover], live_runs: frozenset[str], now: float) -> None:
         """Starts the copies that are due."""
         due = decide_adoptions(leftovers, live_runs, self._attempted, self.running, now)
         for left in due:
             try:
-                self._running[left.run] = (left, self._copy(left))
+                self._running[left.run] = self._copy(left, now)
             except (OSError, Reject) as error:
                 logger.error(
                     "leftovers cannot be copied", extra={"run": left.run, "error": str(error)}
                 )
                 self._note(left, 1, now)
 
-    def _copy(self, left: Leftover) -> "subprocess.Popen[bytes]":
+    def _copy(self, left: Leftover, now: float) -> _Copying:
         root = self._roots.get(left.target.tier)
         if root is None:
             raise Reject(f"remote tier {left.target.tier!r} is none of the chart's tiers")
         logger.info("leftovers are taken over", extra={"run": left.run})
-        return _start_copy(left, root)
+        progress, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            process = _start_copy(left, root, theirs)
+        except OSError:
+            os.close(progress)
+            raise
+        finally:
+            os.close(theirs)
+        return _Copying(left=left, process=process, progress=progress, heard=now)
 
     def _note(self, left: Leftover, status: int, now: float) -> None:
         last = self._attempted.get(left.run)
@@ -219,28 +268,37 @@ class Adoptions:
 
     def close(self) -> None:
         """Ends the copies; what they did stays, what they did not the next agent does."""
-        for _, process in self._running.values():
-            process.terminate()
-        for _, process in self._running.values():
+        for copy in self._running.values():
+            copy.process.terminate()
+        for copy in self._running.values():
+            os.close(copy.progress)
             try:
-                process.wait(1.0)
+                copy.process.wait(1.0)
             except subprocess.TimeoutExpired:
-                process.kill()
+                copy.process.kill()
+        self._running.clear()
 
 
-def _start_copy(left: Leftover, root: Path) -> subprocess.Popen[bytes]:
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _start_copy(left: Leftover, root: Path, progress: int) -> subprocess.Popen[bytes]:
     own = os.geteuid()
     command = [
         *(sys.executable, "-m", "tidegate_sidecar", "flush", "--once"),
         *("--local", str(left.folder)),
         *("--remote", str(root / left.target.path)),
         *("--remote-root", str(root)),
+        *("--progress-fd", str(progress)),
     ]
     kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LANG") if name in os.environ}
     return subprocess.Popen(
         command,
         env=kept | {keys.ENV_POLICY: encode(left.target.policy).decode()},
         stdin=subprocess.DEVNULL,
+        pass_fds=(progress,),
         start_new_session=True,
         user=left.target.uid if own == 0 else None,
         group=left.target.gid if own == 0 else None,

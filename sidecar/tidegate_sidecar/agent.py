@@ -72,6 +72,7 @@ class Agent:
         self._made: dict[str, float] = {}
         self._told: dict[str, str] = {}
         self._told_of_pods: dict[str, str] = {}
+        self._told_of_leftovers: dict[str, str] = {}
 
     @property
     def tiers(self) -> dict[str, str]:
@@ -185,12 +186,20 @@ class Agent:
 
     def _leftovers(self) -> list[Leftover]:
         found: list[Leftover] = []
+        told = self._told_of_leftovers
+        self._told_of_leftovers = {}
+
+        def tell(what: str, word: str) -> None:
+            self._told_of_leftovers[what] = word
+            if told.get(what) != word:
+                logger.error("leftovers cannot be read", extra={"run": what, "error": word})
+
         for tier in self._settings.local:
             if tier.name not in self._root_ids:
                 continue
             try:
-                found += observe_leftovers(tier)
-            except (OSError, Corrupt) as error:
+                found += observe_leftovers(tier, tell)
+            except OSError as error:
                 self._say(tier, str(error))
         return found
 

@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from typing import assert_never
 
 from tidegate_contract.errors import TidegateError
-from tidegate_sidecar.faults import SourceError, fault_of
+from tidegate_sidecar.faults import RemoteDamaged, SourceError, fault_of
 from tidegate_sidecar.tasks import (
     Announce,
     CommitNow,
@@ -67,7 +67,7 @@ class Child:
                 answer = self._run(lane, task)
             except Cancelled:
                 answer = Message(lane=lane, is_cancelled=True)
-            except (OSError, TidegateError, SourceError) as error:
+            except (OSError, TidegateError, SourceError, RemoteDamaged) as error:
                 answer = Message(lane=lane, fault=fault_of(error))
             except Exception as error:  # noqa: BLE001  # a defect must not look like a hang
                 answer = Message(lane=lane, fault=fault_of(error))

@@ -50,7 +50,7 @@ class LiveControl:
             is_backlogged: the next save is to wait for the flush.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: it cannot be written; the lead tries again.
         """
         wanted = Control(policy=self.policy, request=self.request, is_backlogged=is_backlogged)
         if found != wanted:

@@ -6,6 +6,7 @@ is worked out anew from what lies on both tiers.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import StrEnum
 
 from tidegate_contract.layout import Attempt
@@ -15,6 +16,7 @@ from tidegate_sidecar.turns import may_copy
 from tidegate_sidecar.view import Key, RemoteView, StepView
 
 _URGENT = frozenset({SaveReason.REQUEST, SaveReason.TERMINATION, SaveReason.CLOSE})
+_OUTLIVED = timedelta(seconds=60)
 COMMIT_DELAY_SECONDS = 2.0
 """The lead commits at once; who is not it steps in after this and a little more per rank."""
 _COMMIT_DELAY_PER_RANK_SECONDS = 0.05
@@ -101,6 +103,23 @@ class Copy:
     attempt: Attempt
     ranks: frozenset[int]
     why: Why
+
+
+def find_lead(states: Mapping[int, TrainerState]) -> TrainerState | None:
+    """Rank 0's document, unless the others here outlived it: rank 0 is elsewhere now.
+
+    Trainers of one node beat alike, by one clock.
+    """
+    first = states.get(0)
+    newest = max((state.written_at for state in states.values()), default=None)
+    if first is None or newest is None or newest - first.written_at > _OUTLIVED:
+        return None
+    return first
+
+
+def find_lineage(states: Mapping[int, TrainerState]) -> int:
+    """The lineage that the trainers here are in; 0 before they told."""
+    return max((state.restore.lineage for state in states.values() if state.restore), default=0)
 
 
 def decide_queue(facts: Facts) -> tuple[Queued, ...]:

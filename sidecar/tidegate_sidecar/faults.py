@@ -19,6 +19,7 @@ class Reason(StrEnum):
     STALLED = "Stalled"
     DENIED = "Denied"
     READ_ONLY = "ReadOnly"
+    UNREADABLE = "Unreadable"
 
 
 class Side(StrEnum):
@@ -59,6 +60,10 @@ class SourceError(Exception):
         self.damaged_file = damaged_file
 
 
+class RemoteDamaged(Exception):
+    """A document that all of the run's work on the remote tier rests on is damaged."""
+
+
 _REASONS = {
     errno.ENOSPC: Reason.NO_SPACE,
     errno.EDQUOT: Reason.QUOTA,
@@ -73,8 +78,9 @@ _ADVICE = {
     Reason.DENIED: "the remote tier refuses this user; check owner and group of the run's folder",
     Reason.READ_ONLY: "the remote tier is mounted read-only; mount it for writing",
     Reason.STALLED: "the remote tier does not answer as it should; copies go on when it does",
+    Reason.UNREADABLE: "what lies on the tiers cannot be read; look at the file that is named",
 }
-_FIRST_SECONDS = {Reason.STALLED: 1.0}
+_FIRST_SECONDS = {Reason.STALLED: 1.0, Reason.UNREADABLE: 1.0}
 _BASE_SECONDS = {Reason.DENIED: 30.0, Reason.READ_ONLY: 30.0}
 _MAX_SECONDS = {Reason.NO_SPACE: 60.0, Reason.QUOTA: 60.0}
 
@@ -89,6 +95,8 @@ def fault_of(error: Exception) -> Fault:
                 message=str(error),
                 damaged_file=error.damaged_file,
             )
+        case RemoteDamaged():
+            return unreadable(str(error))
         case Corrupt():
             return Fault(side=Side.ATTEMPT, reason=Reason.OK, message=str(error))
         case Reject():
@@ -107,6 +115,15 @@ def fault_of(error: Exception) -> Fault:
             return Fault(
                 side=Side.ATTEMPT, reason=Reason.OK, message=f"{type(error).__name__}: {error}"
             )
+
+
+def unreadable(message: str) -> Fault:
+    """The fault of a task that concerns no single attempt and met something damaged."""
+    return Fault(
+        side=Side.REMOTE,
+        reason=Reason.UNREADABLE,
+        message=f"{_ADVICE[Reason.UNREADABLE]}: {message}",
+    )
 
 
 def stalled(seconds: float) -> Fault:

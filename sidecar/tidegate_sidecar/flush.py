@@ -4,9 +4,11 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import FrameType
 
+from tidegate_contract import keys
 from tidegate_contract.errors import Corrupt, Reject
 from tidegate_contract.folder import Folder
 from tidegate_contract.identity import RunIdentity
@@ -33,9 +35,12 @@ class Ending:
         """Remembers the parent.
 
         Args:
-            follows_parent: the trainer started this process, and nobody else will end it.
+            follows_parent: the trainer started this process, and nobody else will end it. It says
+                in the environment who it is: it may be dead before this line.
         """
-        self._parent = os.getppid() if follows_parent else None
+        told = os.environ.get(keys.ENV_PARENT, "")
+        parent = int(told) if told.isdecimal() else os.getppid()
+        self._parent = parent if follows_parent else None
         self._is_told = False
 
     def listen(self) -> None:
@@ -146,10 +151,14 @@ class Pass:
     is_whole: bool
 
 
-def flush_once(settings: Settings) -> Pass:
+def flush_once(settings: Settings, on_progress: Callable[[], None] = lambda: None) -> Pass:
     """Flushes what is sealed and newer than the newest commit, and commits what is whole.
 
     Called by hand and, for dead pods, by the agent. It deletes nothing.
+
+    Args:
+        settings: of this process.
+        on_progress: called whenever bytes or steps reached the remote tier.
 
     Raises:
         Reject: the folder is no run's folder, or another process flushes it.
@@ -162,7 +171,11 @@ def flush_once(settings: Settings) -> Pass:
         loop = Loop(replace(settings, is_single_pass=True), run, identity, Health())
         try:
             loop.is_finishing = True
+            reached = loop.reached
             while loop.beat() is Beat.ON and not _is_hopeless(loop.troubles.worst):
+                if loop.reached != reached:
+                    reached = loop.reached
+                    on_progress()
                 loop.wait()
             if not loop.holds_lock:
                 raise Reject(f"{settings.local}: another process flushes this folder")

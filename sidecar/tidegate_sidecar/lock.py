@@ -1,16 +1,14 @@
 """One flusher per run and node: an flock on the run's folder on the local tier. I/O.
 
-The kernel frees the lock when its holder dies, at whatever byte. Children do not inherit it.
+The folder itself is locked, not a file in it: that needs no write, so that a full or read-only tier
+can still be emptied, and nothing a tenant puts into the folder stands in the way. The kernel frees
+the lock when its holder dies, at whatever byte. Children do not inherit it.
 """
 
 import fcntl
 import os
 
 from tidegate_contract.folder import Folder
-from tidegate_contract.layout import LOCK_FILE
-
-_MODE = 0o660
-"""Sidecars of other users and the agent, all of the tier's group, compete for it."""
 
 
 class FlushLock:
@@ -30,19 +28,19 @@ class FlushLock:
         """Takes the lock if it is free; True as well if it is held already.
 
         Raises:
-            OSError: the file cannot be made or opened.
+            OSError: the folder cannot be opened or locked.
         """
         if self.is_held:
             return True
-        fd = _open(self._run)
+        # An open of its own: a lock belongs to one, and `run` is the caller's.
+        fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._run.fd)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except OSError as error:
             os.close(fd)
-            return False
-        if not _is_current(self._run, fd):  # someone moved the file: this lock binds nobody
-            os.close(fd)
-            return False
+            if isinstance(error, BlockingIOError):
+                return False
+            raise
         self._fd = fd
         return True
 
@@ -51,22 +49,3 @@ class FlushLock:
         if self.is_held:
             os.close(self._fd)
             self._fd = -1
-
-
-def _open(run: Folder) -> int:
-    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        return os.open(LOCK_FILE, flags, dir_fd=run.fd)
-    except FileNotFoundError:
-        fd = os.open(LOCK_FILE, flags | os.O_CREAT, _MODE, dir_fd=run.fd)
-    if os.fstat(fd).st_uid == os.geteuid():
-        os.fchmod(fd, _MODE)  # whatever the umask
-    return fd
-
-
-def _is_current(run: Folder, fd: int) -> bool:
-    try:
-        named = os.stat(LOCK_FILE, dir_fd=run.fd, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return os.path.samestat(named, os.fstat(fd))

@@ -12,10 +12,11 @@ import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import partial
 
 from tidegate_contract.folder import Folder
 from tidegate_contract.identity import RunIdentity
-from tidegate_contract.layout import Attempt
+from tidegate_contract.layout import CONTROL_DOCUMENT, Attempt
 from tidegate_contract.wire import Report
 from tidegate_sidecar.clocks import NEVER, Clocks
 from tidegate_sidecar.control import LiveControl
@@ -28,12 +29,15 @@ from tidegate_sidecar.decide import (
     decide_copy,
     decide_interruption,
     decide_queue,
+    find_lead,
+    find_lineage,
     is_done,
     is_expected,
     look_interval_seconds,
 )
-from tidegate_sidecar.faults import Fault, Reason, Side, fault_of
+from tidegate_sidecar.faults import Fault, Reason, Side, fault_of, unreadable
 from tidegate_sidecar.health import Health
+from tidegate_sidecar.local_writes import LocalWrites
 from tidegate_sidecar.lock import FlushLock
 from tidegate_sidecar.observe import LocalView, StepScanner, observe_local
 from tidegate_sidecar.removal import empty_step, quarantine_file, trash_step
@@ -114,6 +118,7 @@ class Loop:
         self._local: tuple[StepView, ...] = ()
         self._remote: RemoteView | None = None
         self._troubles = Troubles()
+        self._writes = LocalWrites()
         self._clocks = Clocks()
         self._report: Report | None = None
         self._copying: Copy | None = None
@@ -128,6 +133,11 @@ class Loop:
     def remote(self) -> RemoteView | None:
         """The remote tier as it was last seen."""
         return self._remote
+
+    @property
+    def reached(self) -> tuple[object, ...]:
+        """Changes whenever bytes or steps reach the remote tier."""
+        return (self._workers.written_bytes(Lane.COPY), self._remote and self._remote.steps)
 
     @property
     def local(self) -> tuple[StepView, ...]:
@@ -182,19 +192,25 @@ class Loop:
         self._start_copy(facts, queue, now)
         self._start_look(facts, queue, now)
         if facts.holds_lock and not self._settings.is_single_pass:
-            self._retain_local(local, facts)
+            tidy = partial(self._retain_local, local, facts)
+            self._writes.attempt("removal of old steps", tidy, now)
+        if self._tells_trainer(facts):
+            is_full = local.used_percent >= control.policy.high_watermark_percent
+            is_late = is_full and bool(queue)
+            tell = partial(control.write, self._run, local.control, is_backlogged=is_late)
+            self._writes.attempt(CONTROL_DOCUMENT, tell, now)
         self._tell(local, control, facts, queue)
         return Beat.DONE if self._may_end(facts, queue, now) else Beat.ON
 
     def _facts(self, local: LocalView, control: LiveControl, now: float) -> Facts:
-        state = local.states.get(0)
+        lead = find_lead(local.states)
         return Facts(
             policy=control.policy,
             local=local.steps,
             states=local.states,
             remote=self._remote,
             holds_lock=self._lock.is_held,
-            is_lead=state is not None and state.pod_uid == self._settings.pod_uid,
+            is_lead=lead is not None and lead.pod_uid == self._settings.pod_uid,
             is_finishing=self.is_finishing,
             refused=self._troubles.refused(now),
             complete_seconds=self._clocks.complete_seconds(now),
@@ -225,29 +241,23 @@ class Loop:
             self._log("durable", view.newest.attempt)
 
     def _take_fault(self, task: Task, fault: Fault, now: float) -> None:
-        attempt = getattr(task, "attempt", None)
-        if fault.side is Side.REMOTE:
+        attempt: Attempt | None = getattr(task, "attempt", None)
+        if fault.side is Side.REMOTE or attempt is None:
+            fault = fault if fault.side is Side.REMOTE else unreadable(fault.message)
             self._health.metrics.remote_failures.inc()
             trouble = self._troubles.fail(type(task), fault, now, random.random())
             if trouble.failures == 1:
-                logger.warning(
-                    "the remote tier fails",
-                    extra={
-                        "run": self._identity.name,
-                        "reason": fault.reason,
-                        "error": fault.message,
-                    },
-                )
+                told = {"reason": fault.reason, "error": fault.message}
+                logger.warning("the remote tier fails", extra={"run": self._identity.name, **told})
             if fault.reason is Reason.STALLED:
                 self._workers.give_up()  # handles may be stale: all are closed with the child
             return
         logger.error("an attempt fails", extra={"attempt": str(attempt), "error": fault.message})
-        if attempt is None:
-            return
         self._troubles.refuse(attempt, now)
         if fault.damaged_file is not None:
             self._health.metrics.verify_failures.inc()
-            quarantine_file(self._run, attempt, fault.damaged_file)
+            aside = partial(quarantine_file, self._run, attempt, fault.damaged_file)
+            self._writes.attempt("quarantine", aside, now)
 
     def _start_copy(self, facts: Facts, queue: tuple[Queued, ...], now: float) -> None:
         if self._workers.running(Lane.COPY) is not None:
@@ -318,7 +328,10 @@ class Loop:
             empty_step(self._run, attempt)
         copying = self._copying if self._workers.running(Lane.COPY) else None
         gone = decide_local_retention(
-            facts.local, facts.remote, keep=facts.policy.local_keep, lineage=_lineage(facts)
+            facts.local,
+            facts.remote,
+            keep=facts.policy.local_keep,
+            lineage=find_lineage(facts.states),
         )
         for attempt in gone:
             if copying is None or copying.attempt != attempt:
@@ -337,10 +350,6 @@ class Loop:
         self._report = report if facts.is_lead else None
         if self._reporter is not None:
             self._reporter.offer(self._report)
-        tells_trainer = facts.is_lead or (self._settings.gate is None and facts.holds_lock)
-        if tells_trainer and not self._settings.is_single_pass:
-            is_full = local.used_percent >= facts.policy.high_watermark_percent
-            control.write(self._run, local.control, is_backlogged=is_full and bool(queue))
         metrics = self._health.metrics
         metrics.show(report, datetime.now(UTC))
         metrics.local_used.set(local.used_percent / 100)
@@ -354,7 +363,12 @@ class Loop:
             backlog_steps=report.backlog.steps,
             remote=report.remote_reason,
             message=report.remote_message,
+            local=self._writes.message,
         )
+
+    def _tells_trainer(self, facts: Facts) -> bool:
+        is_alone = self._settings.gate is None and facts.holds_lock
+        return (facts.is_lead or is_alone) and not self._settings.is_single_pass
 
     def _may_end(self, facts: Facts, queue: tuple[Queued, ...], now: float) -> bool:
         if not self.is_finishing:
@@ -362,7 +376,11 @@ class Loop:
         if self._clocks.finishing_at is None:
             self._clocks.finishing_at = now
         is_busy = any(not isinstance(self._workers.running(lane), Look | None) for lane in Lane)
-        if is_busy or not is_done(facts, queue):
+        if is_busy:
+            return False
+        if self._troubles.is_lasting:
+            return True
+        if not is_done(facts, queue):
             return False
         waits_for_others = (
             facts.is_lead and self._reporter is not None and is_expected(facts, queue)
@@ -379,8 +397,3 @@ class Loop:
                 **fields,
             },
         )
-
-
-def _lineage(facts: Facts) -> int:
-    """The lineage that the trainers here are in; 0 before they told."""
-    return max((s.restore.lineage for s in facts.states.values() if s.restore), default=0)

@@ -179,11 +179,9 @@ def read_control(run: Folder) -> Control | None:
 
 
 def _read(run: Folder, name: str, cls: type[D]) -> D | None:
-    data = run.read(name)
-    if data is None:
-        return None
     try:
-        return decode(cls, data, f"{run.path}/{name}")
+        data = run.read(name)
+        return None if data is None else decode(cls, data, f"{run.path}/{name}")
     except (Corrupt, Reject):
         return None  # the writer replaces it within seconds
 

@@ -19,7 +19,7 @@ from tidegate_contract.layout import RUN_DOCUMENT, Attempt, step_folder
 from tidegate_contract.publish import commit_step, create_document
 from tidegate_contract.scan import confirm_commit, read_identity, scan_step
 from tidegate_contract.seal import Seal
-from tidegate_sidecar.faults import Fault, SourceError
+from tidegate_sidecar.faults import Fault, RemoteDamaged, SourceError
 from tidegate_sidecar.observe import StepScanner, observe_remote
 from tidegate_sidecar.removal import empty_step, restore_step, trash_step
 from tidegate_sidecar.retention import RemotePlan
@@ -124,6 +124,7 @@ class RemoteTier:
         Raises:
             OSError: a folder cannot be opened.
             Reject: the remote folder belongs to another run, or does not know this one.
+            RemoteDamaged: its `run.json` is damaged.
         """
         self._run_id = places.identity.run_id
         try:
@@ -207,6 +208,7 @@ def open_remote(places: Places) -> Folder:
     Raises:
         OSError: it cannot be opened.
         Reject: see above; or it belongs to another run.
+        RemoteDamaged: its `run.json` is damaged.
     """
     try:
         folder = Folder.open(places.remote_root)
@@ -215,10 +217,10 @@ def open_remote(places: Places) -> Folder:
                 folder = parent.ensure_child(part) if places.may_create else parent.child(part)
     except FileNotFoundError as error:
         raise _unknown_run(places) from error
-    found = read_identity(folder)
+    found = _read_identity(folder)
     if found is None and places.may_create:
         create_document(folder, RUN_DOCUMENT, places.identity)
-        found = read_identity(folder)
+        found = _read_identity(folder)
     if found is None:
         raise _unknown_run(places)
     if found.run_id != places.identity.run_id:
@@ -227,6 +229,13 @@ def open_remote(places: Places) -> Folder:
             f" {places.identity.run_id}; move that folder aside or use another path"
         )
     return folder
+
+
+def _read_identity(folder: Folder) -> RunIdentity | None:
+    try:
+        return read_identity(folder)
+    except Corrupt as error:  # no attempt's own failure: nothing can be done before it is mended
+        raise RemoteDamaged(str(error)) from error
 
 
 def _unknown_run(places: Places) -> Reject:

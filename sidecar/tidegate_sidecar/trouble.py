@@ -11,6 +11,7 @@ from tidegate_contract.layout import Attempt
 from tidegate_sidecar.faults import Fault, Reason, backoff_seconds
 
 REFUSED_SECONDS = 60.0
+_LASTING_FAILURES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,14 @@ class Troubles:
     def worst(self) -> Trouble | None:
         """The one that has failed most often; None when all is well."""
         return max(self._by_kind.values(), key=lambda trouble: trouble.failures, default=None)
+
+    @property
+    def is_lasting(self) -> bool:
+        """Something damaged was met again and again: only a person can mend that."""
+        return any(
+            trouble.reason is Reason.UNREADABLE and trouble.failures >= _LASTING_FAILURES
+            for trouble in self._by_kind.values()
+        )
 
     def refuse(self, attempt: Attempt, now: float) -> None:
         """Sets an attempt aside for a while."""

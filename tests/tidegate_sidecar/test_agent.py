@@ -43,6 +43,10 @@ UID, GID = os.geteuid(), os.getegid()
 needs_root = pytest.mark.skipif(UID != 0, reason="gives folders away")
 
 
+def tell_nothing(run: str, word: str) -> None:
+    raise AssertionError(f"{run}: {word}")
+
+
 def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
@@ -349,15 +353,15 @@ def test_leftovers_are_sealed_steps_that_nobody_flushes(
 ) -> None:
     tier = a_node.local[0]
     Agent(a_node).beat((a_pod(),), 0.0)
-    assert observe_leftovers(tier) == []
+    assert observe_leftovers(tier, tell_nothing) == []
     attempt = a_sealed_step(tier.root / "team" / "bytelm", 10)
-    found = observe_leftovers(tier)
+    found = observe_leftovers(tier, tell_nothing)
     assert [(left.run, left.gid) for left in found] == [("team/bytelm", GID)]
     assert [name for name, _ in found[0].signature] == [step_folder(attempt)]
     with Folder.open(tier.root / "team" / "bytelm") as run:
         lock = FlushLock(run)
         assert lock.try_take()
-        assert observe_leftovers(tier) == []
+        assert observe_leftovers(tier, tell_nothing) == []
         lock.release()
 
 

@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from tidegate_sidecar.decide import (
     decide_copy,
     decide_interruption,
     decide_queue,
+    find_lead,
     is_done,
 )
 
@@ -294,6 +296,22 @@ def test_flusher_is_done(
         is_finishing=True,
     )
     assert is_done(facts, decide_queue(facts)) is want
+
+
+@pytest.mark.parametrize(
+    ("ages", "want"),
+    [({}, False), ({0: 0}, True), ({1: 0}, False), ({0: 60, 1: 0}, True), ({0: 61, 1: 0}, False)],
+    ids=["none", "alone", "others only", "a little older", "outlived"],
+)
+def test_lead_is_rank_0_unless_the_others_outlived_it(
+    make: Any, ages: dict[int, int], want: bool
+) -> None:
+    now = make.state().written_at
+    states = {
+        rank: make.state(rank, written_at=now - timedelta(seconds=age))
+        for rank, age in ages.items()
+    }
+    assert (find_lead(states) is not None) is want
 
 
 @settings(deadline=None)

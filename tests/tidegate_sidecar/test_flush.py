@@ -238,6 +238,17 @@ def test_flusher_of_a_dead_parent_finishes_and_ends(
     assert ending.is_due
 
 
+@pytest.mark.parametrize(
+    ("parent", "want"), [(os.getppid(), False), (os.getppid() + 1, True)], ids=["alive", "gone"]
+)
+def test_flusher_is_told_its_parent_that_may_be_gone_already(
+    monkeypatch: pytest.MonkeyPatch, parent: int, want: bool
+) -> None:
+    monkeypatch.setenv(keys.ENV_PARENT, str(parent))
+    assert Ending(follows_parent=True).is_due is want
+    assert not Ending(follows_parent=False).is_due
+
+
 def test_flusher_without_a_gate_tells_its_trainer_the_policy(a_run: Build, wait_for: Build) -> None:
     run = a_run()
     run.start(policy=Policy(local_keep=7))

@@ -1,0 +1,120 @@
+"""A local tier that takes no write: what is sealed on it still becomes durable."""
+
+import errno
+import os
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import pytest
+
+from tidegate_contract.folder import Folder
+from tidegate_contract.layout import CONTROL_DOCUMENT, state_file, step_folder
+from tidegate_contract.wire import Policy
+from tidegate_sidecar import control, loop
+from tidegate_sidecar.local_writes import LocalWrites
+from tidegate_sidecar.lock import FlushLock
+
+Build = Callable[..., Any]
+
+
+def no_space(*_: object, **__: object) -> NoReturn:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.fixture
+def broken(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One write to the local tier that finds no space."""
+    monkeypatch.setattr(*request.param, no_space)
+
+
+@pytest.mark.usefixtures("broken")
+@pytest.mark.parametrize(
+    "broken",
+    [(control, "write_document"), (loop, "trash_step")],
+    ids=["control.json", "retention"],
+    indirect=True,
+)
+def test_full_local_tier_does_not_stop_the_flush(
+    a_run: Build,
+    a_sealed_step: Build,
+    a_loop: Build,
+    beat_until: Build,
+) -> None:
+    run = a_run()
+    flusher = a_loop(run, policy=Policy(local_keep=1))
+    for step in (10, 20):
+        a_sealed_step(run.locals[0], step)
+        beat_until(flusher, lambda step=step: step in run.durable())
+    beat_until(flusher, lambda: "No space left" in flusher._health.words["local"])
+
+
+def test_damaged_file_that_cannot_be_set_aside_does_not_stop_the_flush(
+    a_run: Build,
+    a_sealed_step: Build,
+    a_loop: Build,
+    beat_until: Build,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = a_run()
+    flusher = a_loop(run)
+    monkeypatch.setattr(loop, "quarantine_file", no_space)
+    attempt = a_sealed_step(run.locals[0], 10)
+    path = run.locals[0] / step_folder(attempt) / "optim-1.distcp"
+    path.write_bytes(path.read_bytes()[::-1])
+    beat_until(flusher, lambda: "No space left" in flusher._health.words.get("local", ""))
+    a_sealed_step(run.locals[0], 20, reason="Request")
+    beat_until(flusher, lambda: run.durable() == [20])
+
+
+def test_write_that_fails_is_told_once_and_tried_again_later(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    writes, calls = LocalWrites(), []
+
+    def fail() -> None:
+        calls.append(1)
+        raise OSError(errno.ENOSPC, "No space left on device", f".tmp-{len(calls)}")
+
+    for now in (0.0, 0.5, 1.0, 2.0, 3.0):
+        writes.attempt(CONTROL_DOCUMENT, fail, now)
+    assert len(calls) == 3
+    assert len(caplog.records) == 1
+    assert writes.message.startswith(f"{CONTROL_DOCUMENT}: ")
+    writes.attempt(CONTROL_DOCUMENT, lambda: None, 60.0)
+    assert writes.message == ""
+
+
+@pytest.mark.parametrize("thing", ["nothing", "folder", "link"])
+def test_lock_needs_no_write_and_minds_nothing_in_the_folder(
+    a_run: Build, monkeypatch: pytest.MonkeyPatch, thing: str
+) -> None:
+    path = a_run().locals[0]
+    if thing == "folder":
+        (path / ".flush-lock").mkdir()
+    if thing == "link":
+        (path / ".flush-lock").symlink_to("/nowhere")
+    real = os.open
+
+    def read_only(name: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            raise OSError(errno.EROFS, "Read-only file system")
+        return real(name, flags, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", read_only)
+    with Folder.open(path) as run, Folder.open(path) as other:
+        mine, theirs = FlushLock(run), FlushLock(other)
+        assert mine.try_take()
+        assert mine.try_take()
+        assert not theirs.try_take()
+        mine.release()
+        assert theirs.try_take()
+        theirs.release()
+
+
+def test_state_that_is_no_file_does_not_stop_the_flush(
+    a_run: Build, a_sealed_step: Build, a_loop: Build, beat_until: Build
+) -> None:
+    run = a_run()
+    (run.locals[0] / state_file(7)).symlink_to("/nowhere")
+    a_sealed_step(run.locals[0], 10)
+    beat_until(a_loop(run), run.durable)
