@@ -60,7 +60,11 @@ def decode(cls: type[D], data: bytes, where: str) -> D:
             f"this release reads {FORMAT_VERSION}"
         )
     told = body.pop("sha256", None)
-    if told != sha256_hex(_canonical(body)):
+    try:
+        is_whole = told == sha256_hex(_canonical(body))
+    except (ValueError, RecursionError) as error:  # a number without end, or nested too deep
+        raise Corrupt(f"{where}: not a document ({error})") from error
+    if not is_whole:
         raise Corrupt(f"{where}: sha256 does not match the document")
     del body["kind"], body["version"]
     document: D = _from_fields(cls, body, where)
@@ -181,6 +185,6 @@ def _text(hint: Any, value: str, where: str) -> Any:
             return when.astimezone(UTC)
         if isinstance(hint, type) and issubclass(hint, StrEnum):
             return hint(value)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise Corrupt(f"{where}: {value[:40]!r} is not allowed ({error})") from error
     return value

@@ -124,6 +124,16 @@ def resigned(**changes: Any) -> bytes:
         pytest.param(b"[]", Corrupt, "not a JSON object", id="list"),
         pytest.param(b'{"a":1,"a":2}', Corrupt, "a key twice", id="duplicate key"),
         pytest.param(b'{"a":NaN}', Corrupt, "the number NaN", id="NaN"),
+        pytest.param(b'{"a":1e999}', Corrupt, "kind is None", id="endless number"),
+        pytest.param(
+            b'{"kind":"commit","version":1,"a":1e999}', Corrupt, "not a document", id="infinity"
+        ),
+        pytest.param(
+            resigned(committed_at="0001-01-01T00:00:00+23:59"),
+            Corrupt,
+            "not allowed",
+            id="old time",
+        ),
         pytest.param(b"[" * 100_000, Corrupt, "not a JSON document", id="deep"),
         pytest.param(resigned(version=2), Reject, "version 2 is not known", id="newer version"),
         pytest.param(resigned(kind="seal"), Corrupt, "expected 'commit'", id="other kind"),

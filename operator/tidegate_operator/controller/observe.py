@@ -289,6 +289,9 @@ def _parsed(parse: Callable[[Object], Served], raw: Object) -> Served | None:
     except Reject as error:
         logger.error("object cannot be read", extra={"error": str(error)})
         return None
+    except Exception:  # users write these: an odd one must not end the list of the others
+        logger.exception("object cannot be read", extra={"key": "/".join(_key(raw))})
+        return None
 
 
 def _counted(pod: Pod | None) -> tuple[Key, bool, bool] | None:

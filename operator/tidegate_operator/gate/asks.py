@@ -1,7 +1,8 @@
 """Which save a run is asked for now. Pure.
 
 One save at a time: the ask in flight is finished before another is handed out, and triggers within
-`GROUP_WINDOW` share one. An ask's id follows from the run and its trigger alone, so both replicas
+`GROUP_WINDOW` share one. An ask that no save answers in time stands in nobody's way. Its deadline
+is fixed by its trigger. An ask's id follows from the run and its trigger alone, so both replicas
 hand out the same one. Called by `gate.hold`.
 """
 
@@ -65,9 +66,8 @@ def current_ask(facts: RunFacts, drains: Sequence[Drain], now: datetime) -> Save
     """
     others = [ask for ask in (_by_spec(facts, now), _by_cordon(facts, now)) if ask]
     others = [ask for ask in others if not _is_done(facts, ask)]
-    known = facts.report.known_request_id if facts.report else 0
     for ask in others:
-        if ask.request_id == known:
+        if _is_in_flight(facts, ask, now):
             return ask
     waiting = [drain for drain in drains if drain.state in ACTIVE]
     if not waiting:
@@ -91,6 +91,26 @@ def accepted_ids(facts: RunFacts, drain: Drain, drains: Sequence[Drain]) -> froz
     return frozenset(request_id(facts.name, moment) for moment in (start, *near))
 
 
+def spec_turn_end(facts: RunFacts) -> datetime | None:
+    """UTC until which a drain waits for the save that `spec.saveRequest` asks for; None for none.
+
+    One that the trainer has begun by then goes on.
+    """
+    if not facts.save_value or facts.save_asked_at is None:
+        return None
+    return facts.save_asked_at + facts.limits.contact_timeout
+
+
+def _is_in_flight(facts: RunFacts, ask: SaveRequest, now: datetime) -> bool:
+    """Whether the lead has the ask and, in time, has begun its save."""
+    report = facts.report
+    if report is None or report.known_request_id != ask.request_id:
+        return False
+    is_begun = report.answer is not None and report.answer.request_id == ask.request_id
+    asked_at = ask.deadline - facts.limits.max_hold
+    return is_begun or now < asked_at + facts.limits.contact_timeout
+
+
 def _is_done(facts: RunFacts, ask: SaveRequest) -> bool:
     answer = facts.report.answer if facts.report else None
     return answer is not None and answer.request_id == ask.request_id and is_final(answer)
@@ -105,9 +125,11 @@ def _by_drain(facts: RunFacts, drain: Drain, drains: Sequence[Drain]) -> SaveReq
 
 
 def _by_spec(facts: RunFacts, now: datetime) -> SaveRequest | None:
-    if not facts.save_value:
+    if not facts.save_value or facts.save_asked_at is None:
         return None
-    deadline = now + facts.limits.max_hold
+    deadline = facts.save_asked_at + facts.limits.max_hold
+    if now >= deadline:
+        return None
     return SaveRequest(request_id=request_id(facts.name, facts.save_value), deadline=deadline)
 
 

@@ -115,6 +115,9 @@ class LeadReport:
         stated_at: UTC, when the trainer wrote the two; None alike.
         answer: to the newest save request; None before one.
         known_request_id: the newest request the sidecar has; 0 means none.
+        sealed: newest attempt that all ranks of this trainer sealed; None before one.
+        sealed_at: UTC of that seal; None alike.
+        backlog_steps: sealed on the lead's node, by any trainer, and not yet durable.
         restored: the attempt this trainer started from; None for a fresh start.
         restored_at: UTC; None before.
     """
@@ -125,6 +128,9 @@ class LeadReport:
     stated_at: datetime | None = None
     answer: SaveAnswer | None = None
     known_request_id: int = 0
+    sealed: Attempt | None = None
+    sealed_at: datetime | None = None
+    backlog_steps: int = 0
     restored: Attempt | None = None
     restored_at: datetime | None = None
 
@@ -161,6 +167,7 @@ class RunFacts:
         report: None when the lead does not poll this replica.
         last_report_at: `status.lastReportTime`, whichever replica took it.
         save_value: `spec.saveRequest` while it is unanswered; empty otherwise.
+        save_asked_at: UTC when that was set, never in the future; None without one.
     """
 
     name: str
@@ -175,6 +182,7 @@ class RunFacts:
     report: LeadReport | None = None
     last_report_at: datetime | None = None
     save_value: str = ""
+    save_asked_at: datetime | None = None
 
     def stays_on(self, node: str) -> bool:
         """Whether a pod of the run is on the node and not leaving it."""

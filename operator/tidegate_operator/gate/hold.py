@@ -4,8 +4,10 @@
 |-----------|-------|------------------------------------------------------------------|
 | Held      | on    | eviction → Requested; drained for maxHold without one → Exposed  |
 | Requested | on    | idle, fresh, silent → Released; acknowledged → Saving            |
+|           |       | idle, but a sealed step is not durable yet → Flushing            |
 | Saving    | on    | all ranks sealed → Flushing; failed twice → Released             |
 | Flushing  | on    | committed, and status says so → Released                         |
+|           |       | entered while idle, and the trainer goes on → Requested          |
 | (these 3) | on    | no pod left, or the deadline → Released                          |
 | Released  | off   | pods gone 10 min, drain given up → Held; stale → Requested       |
 | Exposed   | off   | eviction → Requested; the node takes pods again → Held           |
@@ -21,16 +23,18 @@ from datetime import datetime, timedelta
 
 from tidegate_contract.keys import DrainState, ReleaseReason
 from tidegate_contract.layout import Attempt
-from tidegate_contract.wire import Phase, SaveAnswer, SaveRequest
+from tidegate_contract.wire import Phase, SaveRequest
 from tidegate_operator.api_spec import DrainMode
-from tidegate_operator.gate.asks import (
-    SAVED,
-    accepted_ids,
-    answer_to,
-    current_ask,
-    is_final,
+from tidegate_operator.gate.asks import SAVED, answer_to, current_ask, is_final
+from tidegate_operator.gate.facts import ACTIVE, Drain, NodeFacts, RunFacts
+from tidegate_operator.gate.questions import (
+    LEAD_IS_HERE,
+    find_durable,
+    find_idle,
+    find_waiting,
+    is_active_again,
+    is_silent,
 )
-from tidegate_operator.gate.facts import ACTIVE, Drain, LeadReport, NodeFacts, RunFacts
 
 MOST_DRAINS = 32
 """What the schema of `status.drains` takes."""
@@ -38,12 +42,8 @@ KEPT_AFTER_GONE = timedelta(minutes=10)
 REQUEST_AGAIN_AFTER = timedelta(seconds=30)
 """Drain clients try again every 5 to 10 s; a release must outlive that to be used."""
 
-LEAD_IS_HERE = timedelta(seconds=30)
-"""A lead whose newest report is older polls another replica now; polls last 20 s."""
-PATIENCE_ELSEWHERE = timedelta(seconds=60)
-"""`status.lastReportTime` of a run that reports to the other replica is never older than this."""
-
-_IDLE_PHASES = frozenset({None, Phase.STARTING, Phase.RESTORING, Phase.FINISHED})
+SEALED_BEFORE = "SealedBefore"
+"""Why an idle trainer's drain is Flushing: no answer names the attempt that is awaited."""
 _REPEATABLE = frozenset({ReleaseReason.DURABLE, ReleaseReason.FRESH, ReleaseReason.NOTHING_TO_LOSE})
 
 
@@ -199,22 +199,39 @@ def _advance(facts: RunFacts, drain: Drain, drains: Sequence[Drain], now: dateti
         return _release(drain, ReleaseReason.NOTHING_TO_LOSE, message, now)
     if facts.mode is not DrainMode.ENFORCE:
         return _release(drain, ReleaseReason.OFF, "drains of this run are not enforced", now)
-    if durable := _answered_durably(facts, answer_to(facts, drain, drains)):
+    if durable := find_durable(facts, answer_to(facts, drain, drains)):
         return _release(drain, ReleaseReason.DURABLE, durable, now)
-    # A sealed step is worth its copy even when its trainer has gone.
-    is_flushing = drain.state is DrainState.FLUSHING
-    if not is_flushing and (idle := _idle(facts, drain.requested_at)):
-        return _release(drain, ReleaseReason.NOTHING_TO_LOSE, idle, now)
-    moved = _follow_answer(facts, drain, drains, now)
+    moved = _follow_idle(facts, drain, now)
+    if moved.state is not DrainState.RELEASED:
+        moved = _follow_answer(facts, moved, drains, now)
     if moved.state is DrainState.RELEASED:
         return moved
     if now >= drain.deadline and not facts.limits.blocks_at_deadline:
         message = f"{moved.state} for {_span(drain.requested_at, now)}, the longest hold allowed"
         return _release(moved, ReleaseReason.DEADLINE_EXCEEDED, message, now)
-    if moved.state is DrainState.REQUESTED and _is_silent(facts, moved, drains, now):
+    if moved.state is DrainState.REQUESTED and is_silent(facts, moved, drains, now):
         message = f"no answer of the trainer in {_seconds(facts.limits.contact_timeout)} s"
         return _release(moved, ReleaseReason.SILENT, message, now)
     return moved
+
+
+def _follow_idle(facts: RunFacts, drain: Drain, now: datetime) -> Drain:
+    """Follows a trainer that makes no steps now: what it sealed must still be copied."""
+    is_flushing, since = drain.state is DrainState.FLUSHING, drain.requested_at
+    if is_flushing and drain.reason != SEALED_BEFORE:
+        # A step that was asked for is worth its copy even when its trainer has gone.
+        return drain
+    if idle := find_idle(facts, since):
+        if is_flushing and facts.durable:
+            message = f"step {facts.durable.step} is durable"
+            return _release(drain, ReleaseReason.DURABLE, message, now)
+        return _release(drain, ReleaseReason.NOTHING_TO_LOSE, idle, now)
+    if is_flushing:
+        return (
+            _request_again(drain, "Resumed", now) if is_active_again(facts, since, now) else drain
+        )
+    waiting = find_waiting(facts, since)
+    return _enter(drain, DrainState.FLUSHING, SEALED_BEFORE, waiting) if waiting else drain
 
 
 def _follow_answer(facts: RunFacts, drain: Drain, drains: Sequence[Drain], now: datetime) -> Drain:
@@ -239,14 +256,6 @@ def _follow_answer(facts: RunFacts, drain: Drain, drains: Sequence[Drain], now: 
     return _after_seal(facts, drain, answer.attempt, now)
 
 
-def _answered_durably(facts: RunFacts, answer: SaveAnswer | None) -> str:
-    """A sentence once the asked save is committed; a commit proves the seals nobody told of yet."""
-    durable = facts.durable
-    if answer is None or answer.attempt is None or durable is None:
-        return ""
-    return f"step {durable.step} is durable" if durable.is_attempt(answer.attempt) else ""
-
-
 def _after_seal(facts: RunFacts, drain: Drain, attempt: Attempt, now: datetime) -> Drain:
     durable = facts.durable
     if durable is not None and (
@@ -257,46 +266,6 @@ def _after_seal(facts: RunFacts, drain: Drain, attempt: Attempt, now: datetime) 
         return _release(drain, ReleaseReason.DURABLE, message, now)
     message = f"step {attempt.step} is sealed and is copied to the remote tier"
     return _enter(drain, DrainState.FLUSHING, "Sealed", message)
-
-
-def _idle(facts: RunFacts, since: datetime) -> str:
-    """Why the run has nothing to lose, as a sentence; empty when it has, or when nobody knows."""
-    report, durable = facts.report, facts.durable
-    if report is None:
-        return "" if facts.last_report_at else "no trainer of this run has reported yet"
-    # An older report tells of a moment before the eviction; the request itself brings a new one.
-    if report.received_at <= since:
-        return ""
-    if report.phase in _IDLE_PHASES:
-        return f"the trainer is {report.phase.lower()}" if report.phase else "no trainer runs"
-    # The state that a report carries may be seconds old, and a trainer goes on meanwhile.
-    is_current = report.stated_at is not None and report.stated_at > since
-    is_all_durable = durable is not None and report.step == durable.step
-    if durable and is_current and is_all_durable and _is_same_line(report, facts):
-        return f"step {durable.step} is the newest and is durable"
-    return ""
-
-
-def _is_same_line(report: LeadReport, facts: RunFacts) -> bool:
-    """Whether the durable step belongs to this trainer's line, not to one it rolled back from."""
-    durable = facts.durable
-    if durable is None or report.restored_at is None or durable.at >= report.restored_at:
-        return True
-    return report.restored is not None and durable.is_attempt(report.restored)
-
-
-def _is_silent(facts: RunFacts, drain: Drain, drains: Sequence[Drain], now: datetime) -> bool:
-    timeout = facts.limits.contact_timeout
-    turns = [one.released_at for one in drains if one.released_at and one.node != drain.node]
-    if now - max([drain.requested_at, *turns]) < timeout:
-        return False
-    report = facts.report
-    if report is not None and now - report.received_at < LEAD_IS_HERE:
-        ask = current_ask(facts, drains, now)
-        return ask is not None and ask.request_id in accepted_ids(facts, drain, drains)
-    # The lead may poll the other replica, which then sees its answers and writes now and then.
-    patience = max(timeout, PATIENCE_ELSEWHERE)
-    return facts.last_report_at is None or now - facts.last_report_at >= patience
 
 
 def _after_release(facts: RunFacts, drain: Drain, now: datetime) -> Drain | None:
@@ -310,14 +279,7 @@ def _after_release(facts: RunFacts, drain: Drain, now: datetime) -> Drain | None
         is_given_up = since >= facts.limits.release_ttl and not is_leaving
         return None if is_given_up else drain
     if facts.mode is DrainMode.ENFORCE and _is_stale(facts, drain, now):
-        return replace(
-            drain,
-            state=DrainState.REQUESTED,
-            reason="StepsBeyondFreshness",
-            requested_at=now,
-            released_at=None,
-            message="training went on after the release; waiting until the trainer begins a save",
-        )
+        return _request_again(drain, "StepsBeyondFreshness", now)
     return drain
 
 
@@ -343,6 +305,17 @@ def _while_exposed(facts: RunFacts, drain: Drain) -> Drain | None:
 
 def _enter(drain: Drain, state: DrainState, reason: str, message: str) -> Drain:
     return replace(drain, state=state, reason=reason, message=message)
+
+
+def _request_again(drain: Drain, reason: str, now: datetime) -> Drain:
+    return replace(
+        drain,
+        state=DrainState.REQUESTED,
+        reason=reason,
+        requested_at=now,
+        released_at=None,
+        message="training went on; waiting until the trainer begins a save",
+    )
 
 
 def _release(drain: Drain, reason: ReleaseReason, message: str, now: datetime) -> Drain:

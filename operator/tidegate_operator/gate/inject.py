@@ -17,7 +17,11 @@ from tidegate_contract import keys
 from tidegate_contract.errors import Reject
 from tidegate_operator.gate.injected import MARKS, Injected, build_injected
 from tidegate_operator.gate.podpatch import PodPatch, find
-from tidegate_operator.gate.sidecar import SidecarSource, build_sidecar
+from tidegate_operator.gate.sidecar import (
+    SidecarSource,
+    build_sidecar,
+    build_trainer_environment,
+)
 from tidegate_operator.gate.trainers import find_trainers
 from tidegate_operator.gate.volumes import build_mounts, build_volumes, check_mounts
 
@@ -109,8 +113,9 @@ def build_patch(pod: Pod, injection: Injection) -> Patch:
     is_new = _add_sidecar(pod, patch, injection, trainers.indices[0])
     for volume in volumes:
         patch.append(("spec", "volumes"), volume)
+    environment = build_trainer_environment(pod, trainers.indices[0], source)
     for index in trainers.indices:
-        _add_to_trainer(pod, patch, source, index)
+        _add_to_trainer(pod, patch, environment, index)
     if is_new:
         _add_affinity(patch, injection.preferred_node)
     _add_group(pod, patch, source.places.local.gid)
@@ -141,10 +146,12 @@ def _add_sidecar(pod: Pod, patch: PodPatch, injection: Injection, trainer: int) 
     return True
 
 
-def _add_to_trainer(pod: Pod, patch: PodPatch, source: SidecarSource, index: int) -> None:
+def _add_to_trainer(
+    pod: Pod, patch: PodPatch, environment: Sequence[Mapping[str, Any]], index: int
+) -> None:
     container, path = pod["spec"]["containers"][index], ("spec", "containers", index)
     present = {one["name"] for one in container.get("env") or ()}
-    for variable in source.environment():
+    for variable in environment:
         if variable["name"] not in present:
             patch.append((*path, "env"), variable)
     mounted = {one["mountPath"].rstrip("/") for one in container.get("volumeMounts") or ()}

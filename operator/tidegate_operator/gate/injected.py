@@ -11,6 +11,9 @@ from typing import Any
 
 from tidegate_contract import keys
 
+MAX_NOTE = 16 << 10
+"""Characters; users can write what they like. A note of a hundred trainers is shorter."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Injected:
@@ -50,8 +53,11 @@ def build_injected(injected: Injected) -> str:
 
 def parse_injected(annotations: Mapping[str, str]) -> Injected | None:
     """The note of a pod; None when there is none, or when it was edited into something else."""
+    text = annotations.get(keys.INJECTED_ANNOTATION, "")
+    if len(text) > MAX_NOTE:
+        return None
     try:
-        fields = json.loads(annotations.get(keys.INJECTED_ANNOTATION, ""))
+        fields = json.loads(text)
         return Injected(
             version=str(fields["version"]),
             policy=str(fields["policy"]),
@@ -61,7 +67,7 @@ def parse_injected(annotations: Mapping[str, str]) -> Injected | None:
             marks=tuple(mark for mark in fields["marks"] if mark in MARKS),
             owner_uid=str(fields["owner"]) if "owner" in fields else None,
         )
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
 
 

@@ -55,7 +55,7 @@ def observe_run(world: World, settings: DrainSettings, key: Key, now: datetime) 
     policy = _policy_of(world, record, pods)
     names = {pod.facts.node for pod in pods.values()} | {one.node for one in record.drains}
     nodes = {name: world.nodes[name] for name in names if name in world.nodes}
-    status = record.run.status
+    status, taken = record.run.status, world.reports.get(key)
     return RunFacts(
         name=f"{key.namespace}/{key.name}",
         mode=_mode(policy, record, settings),
@@ -66,9 +66,10 @@ def observe_run(world: World, settings: DrainSettings, key: Key, now: datetime) 
         pods=tuple(pod.facts for pod in pods.values()),
         evictions=dict(world.evictions.get(key, {})),
         durable=record.durable,
-        report=_report(world.reports.get(key)),
+        report=build_lead_report(taken) if taken else None,
         last_report_at=status.last_report_time,
         save_value=record.save_value,
+        save_asked_at=_save_asked_at(world, key, record, now),
     )
 
 
@@ -166,6 +167,14 @@ def _mode(
     return decide_mode(policy.policy.spec.drain, run_mode, settings)
 
 
+def _save_asked_at(world: World, key: Key, record: RunRecord, now: datetime) -> datetime | None:
+    if not record.save_value:
+        return None
+    noted, (_, seen) = record.save_set_at, world.saves_seen.get(key, ("", now))
+    # A note of the future is a wrong clock, or was made up.
+    return noted if noted is not None and noted <= now else seen
+
+
 def _node(world: World, node: NodeRecord, now: datetime) -> NodeFacts:
     since = node.marked_at if node.is_draining else None
     seen = world.drained_since.get(node.name)
@@ -174,11 +183,11 @@ def _node(world: World, node: NodeRecord, now: datetime) -> NodeFacts:
     return NodeFacts(name=node.name, uid=node.uid, draining_since=since)
 
 
-def _report(taken: TakenReport | None) -> LeadReport | None:
-    if taken is None:
-        return None
+def build_lead_report(taken: TakenReport) -> LeadReport:
+    """What the hold looks at of a report."""
     report, state = taken.report, taken.report.state
     restore = state.restore if state else None
+    sealed = state.sealed if state else None
     return LeadReport(
         received_at=taken.received_at,
         phase=state.phase if state else None,
@@ -186,6 +195,9 @@ def _report(taken: TakenReport | None) -> LeadReport | None:
         stated_at=state.written_at if state else None,
         answer=state.answer if state else None,
         known_request_id=report.known_request_id,
+        sealed=sealed.attempt if sealed else None,
+        sealed_at=sealed.at if sealed else None,
+        backlog_steps=report.backlog.steps,
         restored=restore.attempt if restore else None,
         restored_at=restore.at if restore else None,
     )

@@ -110,6 +110,7 @@ class RunRecord:
         durable: of its status; None while nothing is durable.
         is_conflicted: another disruption budget matches its pods.
         save_value: `spec.saveRequest` while it is open; empty otherwise.
+        save_set_at: UTC when it was set, as the API server noted it; None when it did not.
     """
 
     run: CheckpointRun
@@ -118,6 +119,7 @@ class RunRecord:
     durable: Durable | None = None
     is_conflicted: bool = False
     save_value: str = ""
+    save_set_at: datetime | None = None
 
     @property
     def version(self) -> int:
@@ -207,7 +209,23 @@ def slim_run(raw: Object) -> RunRecord:
             for one in status.conditions
         ),
         save_value=asked if is_open else "",
+        save_set_at=_save_set_at(raw["metadata"]),
     )
+
+
+def _save_set_at(metadata: Object) -> datetime | None:
+    times = [
+        parse_time(note.get("time"))
+        for note in metadata.get("managedFields") or ()
+        if _names_save_request(note.get("fieldsV1"))
+    ]
+    return max((time for time in times if time), default=None)
+
+
+def _names_save_request(fields: Any) -> bool:
+    # Users may write these notes, so nothing is sure of their form.
+    spec = fields.get("f:spec") if isinstance(fields, Mapping) else None
+    return isinstance(spec, Mapping) and "f:saveRequest" in spec
 
 
 def build_drains(drains: Sequence[Drain]) -> list[dict[str, Any]]:

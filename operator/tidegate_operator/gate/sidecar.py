@@ -107,9 +107,46 @@ def build_sidecar(pod: Mapping[str, Any], trainer: int, source: SidecarSource) -
     return sidecar
 
 
+def build_trainer_environment(
+    pod: Mapping[str, Any], trainer: int, source: SidecarSource
+) -> list[Fields]:
+    """What every trainer container of a pod is told, the user of its sidecar included.
+
+    Args:
+        pod: as in the review; it may have a sidecar already.
+        trainer: index of the trainer container, whose user the sidecar runs as.
+        source: what the sidecar is made from.
+    """
+    user = _find_user(pod["spec"], trainer, source)
+    known = [] if user is None else [_fixed(keys.ENV_SIDECAR_UID, str(user))]
+    return source.environment() + known
+
+
 def _fixed(name: str, value: str) -> Fields:
     # The kubelet expands $(NAME) in values and reads $$ as $.
     return {"name": name, "value": value.replace("$", "$$")}
+
+
+def _find_user(spec: Mapping[str, Any], trainer: int, source: SidecarSource) -> int | None:
+    """The user of the pod's sidecar; None when only its image knows."""
+    for one in spec.get("initContainers") or ():
+        if one["name"] == keys.SIDECAR_CONTAINER:
+            # It was made by an earlier review, by values that may have changed since.
+            contexts = (one.get("securityContext"), spec.get("securityContext"))
+            user = _first(*((context or {}).get("runAsUser") for context in contexts))
+            return None if user is None else int(user)
+    return _choose_user(spec, trainer, source)
+
+
+def _choose_user(spec: Mapping[str, Any], trainer: int, source: SidecarSource) -> int:
+    own = spec["containers"][trainer].get("securityContext") or {}
+    shared = spec.get("securityContext") or {}
+    user = _first(source.spec.run_as_user, own.get("runAsUser"), shared.get("runAsUser"))
+    if user is not None:
+        return int(user)
+    # The kubelet would refuse to start a root container where the pod forbids root.
+    forbids_root = _first(own.get("runAsNonRoot"), shared.get("runAsNonRoot"))
+    return (source.places.local.gid or FALLBACK_ID) if forbids_root else ROOT
 
 
 def _security_context(pod: Mapping[str, Any], trainer: int, source: SidecarSource) -> Fields:
@@ -122,13 +159,8 @@ def _security_context(pod: Mapping[str, Any], trainer: int, source: SidecarSourc
         "capabilities": {"drop": ["ALL"]},
         "seccompProfile": {"type": "RuntimeDefault"},
     }
-    user = _first(source.spec.run_as_user, own.get("runAsUser"), shared.get("runAsUser"))
+    user = context["runAsUser"] = _choose_user(spec, trainer, source)
     group = _first(source.spec.run_as_group, own.get("runAsGroup"), shared.get("runAsGroup"))
-    if user is None:
-        # The kubelet would refuse to start a root container where the pod forbids root.
-        forbids_root = _first(own.get("runAsNonRoot"), shared.get("runAsNonRoot"))
-        user = (source.places.local.gid or FALLBACK_ID) if forbids_root else ROOT
-    context["runAsUser"] = user
     if group is not None:
         context["runAsGroup"] = group
     # Also False is said: a pod-wide True would otherwise hold for a sidecar that must be root.

@@ -100,7 +100,8 @@ def parse_bearer(header: str) -> str:
     """
     scheme, _, token = header.partition(" ")
     token = token.strip()
-    if scheme.lower() != "bearer" or not token or len(token) > MAX_TOKEN:
+    is_sound = token.isascii() and 0 < len(token) <= MAX_TOKEN
+    if scheme.lower() != "bearer" or not is_sound:
         raise Reject("a report needs the header Authorization: Bearer TOKEN")
     return token
 

@@ -47,6 +47,7 @@ class World:
         reports: newest per run.
         evictions: answered and not yet recorded, per run and node.
         asks: the save that each run's lead should make now, as the clocks decided.
+        saves_seen: value of `spec.saveRequest`, and UTC when this replica first saw it, per run.
         drained_since: UTC when this replica first saw a node drained.
         last_nodes: where a workload's completion index ran last, per run.
     """
@@ -61,6 +62,7 @@ class World:
         self.reports: dict[Key, TakenReport] = {}
         self.evictions: defaultdict[Key, dict[str, Eviction]] = defaultdict(dict)
         self.asks: dict[Key, SaveRequest] = {}
+        self.saves_seen: dict[Key, tuple[str, datetime]] = {}
         self.drained_since: dict[str, datetime] = {}
         self.last_nodes: defaultdict[Key, dict[str, str]] = defaultdict(dict)
         self._stirred: set[Key] = set()
@@ -123,6 +125,7 @@ class World:
             self.keep_run(change.key, change.new)
         else:
             self.runs.pop(change.key, None)
+            self.saves_seen.pop(change.key, None)
             self.last_nodes.pop(change.key, None)
             self.asks.pop(change.key, None)
             self.evictions.pop(change.key, None)
@@ -135,6 +138,8 @@ class World:
         if known is not None and is_same and known.version > record.version:
             return
         self.runs[key] = record
+        if self.saves_seen.get(key, ("",))[0] != record.save_value:
+            self.saves_seen[key] = (record.save_value, datetime.now(UTC))
         entries = {drain.node for drain in record.drains}
         # What status now tells need not be remembered any more.
         for node in entries & self.evictions.get(key, {}).keys():

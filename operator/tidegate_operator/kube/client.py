@@ -241,7 +241,7 @@ def _manager(manager: str) -> dict[str, str]:
 def _decoded(what: str, answer: bytes) -> Object:
     try:
         found = json.loads(answer)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Unavailable(f"{what}: the answer is no JSON") from error
     if not isinstance(found, dict):
         raise Unavailable(f"{what}: the answer is no JSON object")
@@ -252,7 +252,7 @@ def _status(answer: bytes) -> Object:
     # Proxies and overloaded servers answer plain text; it is then the message.
     try:
         found = json.loads(answer)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if isinstance(found, dict):
         return found

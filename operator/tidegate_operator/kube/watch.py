@@ -106,8 +106,9 @@ class Reflector(Generic[R]):
         Args:
             client: entered by the caller, which also closes it after `run` has ended.
             kind: what to watch.
-            slim: the record to keep of one object; records that compare equal are no change.
-            on_change: called for each change, after the cache has it; must not raise or block.
+            slim: the record to keep of one object; records that compare equal are no change. An
+                object that makes it or `on_change` raise is logged once and counts as absent.
+            on_change: called for each change, after the cache has it; must not block.
             selection: which objects.
             inactivity_seconds: silence after which a stream is reopened.
         """
@@ -121,6 +122,7 @@ class Reflector(Generic[R]):
         self._on_change = on_change
         self._inactivity_seconds = inactivity_seconds
         self._records: dict[Key, R] = {}
+        self._odd: set[Key] = set()
         self._version = ""
         self._failures = 0
         self._synced = asyncio.Event()
@@ -163,8 +165,8 @@ class Reflector(Generic[R]):
             if not metadata.get("continue"):
                 break
             params["continue"] = metadata["continue"]
-        for key in self._records.keys() - found:
-            self._drop(key)
+        for key in (self._records.keys() | self._odd) - found:
+            self._forget(key)
         self._version = metadata.get("resourceVersion", "")
         self.is_synced = True
         self._synced.set()
@@ -194,25 +196,47 @@ class Reflector(Generic[R]):
             case "ADDED" | "MODIFIED":
                 self._store(item)
             case "DELETED":
-                self._drop(_key(item))
+                self._forget(_key(item))
             case "ERROR":
                 raise parse_error(f"WATCH {self._path}", int(item.get("code") or 0), item)
         self._version = item.get("metadata", {}).get("resourceVersion") or self._version
 
     def _store(self, item: Object) -> Key:
-        key, new = _key(item), self._slim(item)
+        key = _key(item)
+        try:
+            self._keep(key, self._slim(item))
+            self._odd.discard(key)
+        except Exception:  # noqa: BLE001 - users write objects: an odd one must not end the watch
+            self._set_aside(key)
+            self._drop(key)
+        return key
+
+    def _keep(self, key: Key, new: R) -> None:
         old = self._records.get(key)
         self._records[key] = new
         if old is None:
             self._on_change(Change(type=ChangeType.ADDED, key=key, old=None, new=new))
         elif old != new:
             self._on_change(Change(type=ChangeType.MODIFIED, key=key, old=old, new=new))
-        return key
+
+    def _forget(self, key: Key) -> None:
+        self._drop(key)
+        self._odd.discard(key)
 
     def _drop(self, key: Key) -> None:
         old = self._records.pop(key, None)
-        if old is not None:
+        if old is None:
+            return
+        try:
             self._on_change(Change(type=ChangeType.DELETED, key=key, old=old, new=None))
+        except Exception:  # noqa: BLE001 - as for an object that is there
+            self._set_aside(key)
+
+    def _set_aside(self, key: Key) -> None:
+        if key not in self._odd:
+            self._odd.add(key)
+            names = {"kind": self.kind.kind, "namespace": key.namespace, "object": key.name}
+            logger.error("object is odd, it counts as absent", exc_info=True, extra=names)
 
     def _recovered(self) -> None:
         if self._failures:
@@ -232,7 +256,7 @@ def _decoded(path: str, line: bytes) -> dict[str, Any]:
     # A connection that is cut leaves half a line at its end.
     try:
         event = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Unavailable(f"WATCH {path}: the connection broke within an event") from error
     if not isinstance(event, dict) or not isinstance(event.get("object"), dict):
         raise Unavailable(f"WATCH {path}: the server sent something that is no event")

@@ -138,9 +138,15 @@ ASKS: dict[str, tuple[dict[str, Any], int | None]] = {
         },
         None,
     ),
-    "spec-asks": ({"save_value": "now"}, rid("now")),
-    "drain-over-spec": ({"save_value": "now", "drains": (a_drain(REQUESTED, 20),)}, rid(20)),
-    "spec-answered": ({"save_value": "now", "report": a_report("now", "Sealed")}, None),
+    "spec-asks": ({"save_value": "now", "save_asked_at": ago(1)}, rid("now")),
+    "drain-over-spec": (
+        {"save_value": "now", "save_asked_at": ago(1), "drains": (a_drain(REQUESTED, 20),)},
+        rid(20),
+    ),
+    "spec-answered": (
+        {"save_value": "now", "save_asked_at": ago(1), "report": a_report("now", "Sealed")},
+        None,
+    ),
 }
 
 

@@ -69,6 +69,7 @@ def test_injection_tells_both_containers_their_run(
 ) -> None:
     pod = inject(a_pod(shape))
     shared = env_of(pod["spec"]["containers"][0])
+    assert shared.pop(keys.ENV_SIDECAR_UID) == "0"
     del shared["LANG"]
     assert shared.items() <= env_of(sidecar_of(pod)).items()
     assert shared[keys.ENV_RUN] == f"team-a/{run}"

@@ -134,7 +134,25 @@ def test_injected_note_reads_back() -> None:
     assert parse_injected({keys.INJECTED_ANNOTATION: build_injected(note)}) == note
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"version": 1}', "x" * 10])
+NOTE = '{"version":"1","policy":"p","generation":1,"containers":[],"marks":[]}'
+EDITED = {
+    "empty": "",
+    "no-fields": "{}",
+    "list": "[]",
+    "null": "null",
+    "one-field": '{"version": 1}',
+    "no-json": "x" * 10,
+    "deeper-than-python-goes": "[" * 5000,
+    "deep-field": NOTE.replace("1,", "[" * 900 + "]" * 900 + ","),
+    "deep-and-long": "[" * 200_000,
+    "long": NOTE.replace('"p"', f'"{"p" * 20_000}"'),
+    "infinite": NOTE.replace(":1,", ":1e999,"),
+    "many-digits": NOTE.replace(":1,", f":{'1' * 5000},"),
+    "list-for-a-mark": NOTE.replace('"marks":[]', '"marks":[[]]'),
+}
+
+
+@pytest.mark.parametrize("text", [pytest.param(text, id=name) for name, text in EDITED.items()])
 def test_injected_note_edited_into_something_else_counts_as_none(text: str) -> None:
     assert parse_injected({keys.INJECTED_ANNOTATION: text}) is None
 

@@ -44,7 +44,9 @@ def test_review_that_proves_no_pod_is_refused(changes: Any, sentence: str) -> No
         parse_review(STATUS | changes)
 
 
-@pytest.mark.parametrize("header", ["", "Bearer", "Bearer ", "Basic abc", "Bearer " + "x" * 20000])
+@pytest.mark.parametrize(
+    "header", ["", "Bearer", "Bearer ", "Basic abc", "Bearer \udcff", "Bearer " + "x" * 20000]
+)
 def test_header_without_a_token_is_refused(header: str) -> None:
     with pytest.raises(Reject, match="Authorization: Bearer TOKEN"):
         parse_bearer(header)
