@@ -1,22 +1,43 @@
 """What the tests read from and do to a run's folders."""
 
 import os
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+from tidegate.settings import Arguments, Options, Settings, resolve_settings
 from tidegate_contract.document import decode
 from tidegate_contract.folder import Folder
 from tidegate_contract.layout import parse_step_folder, state_file, step_folder
 from tidegate_contract.publish import announce, commit_step, ensure_identity, write_seal
 from tidegate_contract.scan import StepRecord, read_identity, scan_step, scan_steps
 from tidegate_contract.seal import Seal
-from tidegate_contract.wire import TrainerState
+from tidegate_contract.wire import Policy, TrainerState
 
 RUN = "tests/lm"
 
 
 def run_folder(root: Path) -> Path:
     return root / RUN
+
+
+class LoneRank:
+    """The ranks of a run of one process, without any process group."""
+
+    rank = 0
+    world_size = 1
+
+    def attempt(self, action: Callable[[], Any]) -> list[Any]:
+        return [action()]
+
+
+def alone_in(
+    tmp_path: Path, *, node: str = "node", environment: dict | None = None, **policy: Any
+) -> Settings:
+    """Settings outside a cluster, on a folder of one node and the remote tier beside it."""
+    given = Arguments(run=RUN, local=tmp_path / node, remote=tmp_path / "pfs")
+    return resolve_settings(given, Options(policy=Policy(**policy)), environment or {})
 
 
 def sealed_steps(root: Path) -> list[StepRecord]:

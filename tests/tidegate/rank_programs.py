@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import threading
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from tidegate.writer import Ticket
 from tidegate_contract.cadence import Cadence, CadenceKind
 from tidegate_contract.folder import Folder
 from tidegate_contract.publish import write_document
-from tidegate_contract.wire import Control, SaveRequest
+from tidegate_contract.wire import Control, OnFailure, SaveRequest
 
 
 def prepare(folder: Path, rank: int, world_size: int) -> None:
@@ -282,3 +283,89 @@ def lose_a_rank(rank: int, world_size: int, *, local: str) -> dict:
         ckpt.step()
     ckpt.close()
     return {"steps": 6}
+
+
+def wait_often(rank: int, world_size: int, *, local: str, steps: int, every: int) -> dict:
+    """A program that waits for its saves just when the cadence makes the next one due."""
+    loop = Loop("plain", rank)
+    ckpt = tidegate.Checkpointer(loop.state, run="tests/lm", local=local, cadence=by_steps(10))
+    ckpt.restore()
+    for step in range(1, steps + 1):
+        loop.train()
+        ckpt.step()
+        if step == steps // 2 and rank == world_size - 1 and every == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if step % every == 0:
+            ckpt.wait()
+    ckpt.wait()
+    os._exit(0)
+
+
+def never_free(rank: int, world_size: int, *, local: str, steps: int, on_failure: str) -> dict:
+    """The disk of every rank hangs from the first save on; gives how often a step stood still."""
+    saves.write_attempt = lambda *_: threading.Event().wait()
+    loop = Loop("plain", rank)
+    policy = tidegate.Policy(
+        cadence=by_steps(5),
+        save_timeout_seconds=1,
+        on_failure=OnFailure(on_failure),
+        fail_after=2,
+    )
+    options = tidegate.Options(slots=1, policy=policy)
+    ckpt = tidegate.Checkpointer(loop.state, run="tests/lm", local=local, options=options)
+    ckpt.restore()
+    waits = []
+    for step in range(1, steps + 1):
+        begun = time.monotonic()
+        try:
+            ckpt.step()
+        except tidegate.SavesFailed:
+            return {"waits": waits, "ended": step}
+        if time.monotonic() - begun > 0.8:
+            waits.append(step)
+    found = ckpt._reporter.state.saves
+    result = {"waits": waits, "total": found.total, "failed": found.failed}
+    ckpt._release()
+    return result
+
+
+def cannot_warm(rank: int, world_size: int, *, local: str, steps: int) -> dict:
+    """The user's state cannot be taken at the first step; later it can."""
+
+    class Late:
+        calls = 0
+
+        def state_dict(self) -> dict:
+            self.calls += 1
+            if self.calls == 1:
+                raise RuntimeError("no state yet")
+            return {}
+
+        def load_state_dict(self, found: dict) -> None: ...
+
+    loop = Loop("plain", rank)
+    ckpt = tidegate.Checkpointer(
+        loop.state, rank_state={"late": Late()}, run="tests/lm", local=local, cadence=by_steps(10)
+    )
+    ckpt.restore()
+    for _ in range(steps):
+        loop.train()
+        ckpt.step()
+    ckpt.close()
+    return {}
+
+
+def fail_restore(rank: int, world_size: int, **where: object) -> dict:
+    """`restore` raises; tells whether the flusher that was started lives on, and what it knew."""
+    ckpt = open_run(Loop("plain", rank), every=1000, **where)
+    child = ckpt._child._process
+    environment = Path(f"/proc/{child.pid}/environ").read_bytes().split(b"\0")
+    try:
+        ckpt.restore()
+    except tidegate.Reject:
+        parent = f"TIDEGATE_PARENT={os.getpid()}".encode()
+        return {"is_left": child.poll() is None, "knows_parent": parent in environment}
+    finally:
+        child.kill()
+        child.wait()
+    return {}

@@ -1,10 +1,13 @@
 """What all ranks decide from one sum."""
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
 from tidegate.agreement import (
+    Agreement,
+    AgreementLost,
     Message,
     Refusal,
     Standing,
@@ -47,7 +50,7 @@ def standing(**fields) -> Standing:
 
 
 CROSSED = Progress(step=10, tokens=200)
-CADENCE = Wish(reason=SaveReason.CADENCE)
+CADENCE = Wish(reason=SaveReason.CADENCE, is_owed=True)
 BY_TIME = Cadence(by=CadenceKind.INTERVAL, interval_seconds=60)
 
 
@@ -82,6 +85,12 @@ BY_TIME = Cadence(by=CadenceKind.INTERVAL, interval_seconds=60)
             standing(),
             Wish(reason=SaveReason.REQUEST),
             id="a request waits for nothing",
+        ),
+        pytest.param(
+            both(request=5),
+            standing(now=CROSSED),
+            Wish(reason=SaveReason.REQUEST, is_owed=True),
+            id="a request leaves what is due owed until it is saved",
         ),
         pytest.param(both(request=5), standing(request_taken=5), Wish(), id="request obeyed once"),
         pytest.param(
@@ -135,3 +144,39 @@ def test_total_is_closed_only_by_all_at_one_step():
 def test_attempt_is_settled_when_every_rank_told_its_outcome():
     assert total_of(Message(step=1, sealed=1), Message(step=1, failed=1)).is_settled
     assert not total_of(Message(step=1, sealed=1), Message(step=1)).is_settled
+
+
+class Late:
+    """Work whose message comes between the end of a slice and the next look."""
+
+    def __init__(self, error: str = "") -> None:
+        self._error = error
+        self._waits = 0
+
+    def wait(self, *_: object) -> None:
+        self._waits += 1
+        if self._waits == 1:
+            raise RuntimeError("Operation timed out!")
+        if self._error:
+            raise RuntimeError(self._error)
+
+    def is_completed(self) -> bool:
+        return True
+
+
+def read(monkeypatch, work: Late) -> Total | None:
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda *_, **__: work)
+    agreement = Agreement(None, 1, timedelta(minutes=30))
+    agreement.post(Message(step=3))
+    return agreement.read()
+
+
+def test_message_that_comes_as_a_slice_ends_is_read(monkeypatch):
+    total = read(monkeypatch, Late())
+    assert total is not None
+    assert total.step == 3
+
+
+def test_message_that_failed_as_a_slice_ended_is_lost_by_its_own_error(monkeypatch):
+    with pytest.raises(AgreementLost, match="peer is gone"):
+        read(monkeypatch, Late("peer is gone"))

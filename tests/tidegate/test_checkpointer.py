@@ -1,6 +1,7 @@
 """The trainer with real ranks: what is saved, restored, agreed, and how it ends."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -272,19 +273,38 @@ def test_checkpoints_that_cannot_be_restored_are_no_fresh_start(gang, tmp_path):
 
 
 def test_remote_tier_that_is_gone_is_an_error_unless_the_policy_says_otherwise(gang, tmp_path):
+    remote = remote_root(tmp_path)
     node = tmp_path / "node"
-    env = injected(node, tmp_path / "gone")
+    env = injected(node, remote)
     local_only = {"policy": {"remote_unreachable_is_error": False}}
-    one = {"local": str(node), "steps": 2, "every": 1000}
+    one = {"local": str(node), "every": 1000}
+    gang.run("train", [{**one, "steps": 2}], env=env)
+    remote.rename(tmp_path / "away")
 
-    (refused,) = gang.run("train", [one], env=env)
-    (begun,) = gang.run("train", [{**one, **local_only}], env=env)
+    (refused,) = gang.run("train", [{**one, "steps": 3}], env=env)
     (resumed,) = gang.run("train", [{**one, **local_only, "steps": 3}], env=env)
 
     assert refused.code == 1
-    assert f"remote tier {tmp_path}/gone/tests/lm cannot be used" in refused.output
-    assert begun.code == 0
+    assert f"remote tier {remote}/tests/lm cannot be used" in refused.output
+    assert resumed.code == 0
     assert resumed.result["start"][:3] == [2, 20, "Local"]
+
+
+def test_known_run_without_a_local_step_waits_for_its_remote_tier(gang, tmp_path):
+    remote = remote_root(tmp_path)
+    node = tmp_path / "node"
+    env = injected(node, remote)
+    policy = {"remote_unreachable_is_error": False, "start_fresh_when_unrestorable": True}
+    one = {"local": str(node), "every": 1000, "policy": policy}
+    gang.run("train", [{**one, "steps": 2}], env=env)
+    (record,) = sealed_steps(node)
+    shutil.rmtree(run_folder(node) / record.folder)
+    remote.rename(tmp_path / "away")
+
+    (refused,) = gang.run("train", [{**one, "steps": 3}], env=env)
+
+    assert refused.code == 1
+    assert "Retry: run tests/lm: the remote tier cannot be read" in refused.output
 
 
 def test_trainer_without_a_cluster_flushes_by_its_own_child(gang, tmp_path):

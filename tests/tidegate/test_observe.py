@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from tidegate.deadline import run_within
-from tidegate.observe import count_tries, find_whole_attempts
+from tidegate.observe import count_tries, find_existing_attempts
 from tidegate_contract.errors import Retry
 from tidegate_contract.identity import LineageClaim
 from tidegate_contract.layout import (
@@ -43,20 +43,45 @@ def test_tries_are_restores_that_led_to_no_save(claims, saved_lineage, want):
     assert count_tries(FIVE, [a_copy(lineage=saved_lineage)], claims) == want
 
 
+HALF = a_copy(ranks=frozenset({1}))
+FIRST = [a_claim(1, None)]
+
+
 @pytest.mark.parametrize(
-    ("local", "remote", "want"),
+    ("local", "remote", "claims", "want"),
     [
-        ([[a_copy(ranks=frozenset({0}))], [a_copy(ranks=frozenset({1}))]], [], {FIVE}),
-        ([[a_copy(ranks=frozenset({0}))], []], [], set()),
-        ([[], []], [a_copy(is_announced=True)], {FIVE}),
-        ([[], []], [a_copy(is_committed=True, ranks=frozenset({0, 1}))], {FIVE}),
+        ([[a_copy(ranks=frozenset({0}))], [HALF]], [], FIRST, {FIVE}),
+        ([[], [HALF]], [], FIRST, set()),
+        ([[], []], [], FIRST, set()),
+        ([[], [HALF]], [a_copy()], FIRST, {FIVE}),
+        ([[], [HALF]], None, FIRST, {FIVE}),
+        ([[], [a_copy(ranks=frozenset({1}), lineage=4)]], [], FIRST, {FIVE}),
+        ([[], []], [a_copy()], FIRST, set()),
+        ([[], []], [a_copy(is_announced=True)], FIRST, {FIVE}),
+        ([[], []], [a_copy(is_committed=True, ranks=frozenset({0, 1}))], FIRST, {FIVE}),
     ],
-    ids=["sealed on both nodes", "torn: one rank's seal", "announced", "committed"],
+    ids=[
+        "sealed on both nodes",
+        "torn first save: one rank's seal, nothing on the remote tier",
+        "no seal at all",
+        "one rank's seal, announced there",
+        "one rank's seal, no remote tier to ask",
+        "one rank's seal of a lineage that the remote tier does not know",
+        "one rank's announcement only",
+        "announced",
+        "committed",
+    ],
 )
-def test_only_whole_attempts_are_checkpoints(local, remote, want):
+def test_checkpoints_exist_unless_only_a_first_save_was_torn(local, remote, claims, want):
     nodes = (frozenset({0}), frozenset({1}))
-    world = World(nodes=nodes, local=tuple(map(tuple, local)), remote=tuple(remote))
-    assert find_whole_attempts(world) == want
+    has_remote = remote is not None
+    world = World(
+        nodes=nodes,
+        local=tuple(map(tuple, local)),
+        remote=tuple(remote or ()),
+        claims=tuple(claims),
+    )
+    assert find_existing_attempts(world, has_remote=has_remote) == want
 
 
 @pytest.mark.parametrize("name", ["weights-0.distcp", ".metadata"])

@@ -13,7 +13,7 @@ ckpt.close()
 
 from tidegate.agreement import AgreementLost
 from tidegate.checkpointer import Checkpointer
-from tidegate.course import SavesFailed
+from tidegate.outcomes import SavesFailed
 from tidegate.restore import Restored
 from tidegate.settings import Options
 from tidegate_contract.cadence import Cadence, CadenceKind

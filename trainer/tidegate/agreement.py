@@ -138,7 +138,7 @@ class Wish:
     Attributes:
         reason: of a save; None means no save.
         is_stop: all ranks leave after that step.
-        is_owed: a due save is put off further.
+        is_owed: a save is due until one begins.
         is_skipped: a due save was given up.
     """
 
@@ -153,21 +153,21 @@ def decide_wish(total: Total, standing: Standing) -> Wish:
     sums = total.sums
     if sums.terminating:
         return Wish(is_stop=True, is_owed=standing.is_owed)
-    if sums.request and sums.request != standing.request_taken:
-        return Wish(reason=SaveReason.REQUEST)
     cadence = standing.cadence
     is_allowed = bool(sums.interval)
     is_timed = cadence.by in (CadenceKind.INTERVAL, CadenceKind.AUTO)
     due = standing.is_owed or is_due(
         cadence, standing.before, standing.now, interval_elapsed=is_allowed
     )
+    if sums.request and sums.request != standing.request_taken:
+        return Wish(reason=SaveReason.REQUEST, is_owed=due)
     if not due:
         return Wish()
     if sums.backlogged and standing.on_busy is OnBusy.SKIP:
         return Wish(is_skipped=True)
     if sums.backlogged or not (is_allowed or is_timed):
         return Wish(is_owed=True)
-    return Wish(reason=SaveReason.CADENCE)
+    return Wish(reason=SaveReason.CADENCE, is_owed=True)
 
 
 def decide_refusal(total: Total) -> Refusal | None:
@@ -245,7 +245,10 @@ class Agreement:
                 work.wait(_SLICE)
             except RuntimeError as error:
                 now = time.monotonic()
-                if work.is_completed() or now - start > self._timeout.total_seconds():
+                if work.is_completed():
+                    _finish(work)
+                    return
+                if now - start > self._timeout.total_seconds():
                     raise AgreementLost(
                         f"no message from all ranks after {now - start:.0f} s: {error}"
                     ) from error
@@ -256,3 +259,11 @@ class Agreement:
                     )
             else:
                 return
+
+
+def _finish(work: Any) -> None:
+    """The end of work that is complete: it may have come just after a slice of waiting was over."""
+    try:
+        work.wait()
+    except RuntimeError as error:
+        raise AgreementLost(f"no message from all ranks: {error}") from error

@@ -19,6 +19,7 @@ class Answers:
         """No request is known yet."""
         self._reporter = reporter
         self._known = 0
+        self._failed = 0
         self._failures = 0
         self.taken = 0
 
@@ -29,9 +30,8 @@ class Answers:
 
     def hear(self, request_id: int) -> None:
         """Takes the id that a message carried; 0 says nothing."""
-        if request_id and request_id != self._known:
+        if request_id:
             self._known = request_id
-            self._failures = 0
 
     def acknowledge(self, attempt: Attempt) -> int:
         """A save begins; it answers the open request.
@@ -42,7 +42,7 @@ class Answers:
         request_id = self.open_request
         if request_id:
             self.taken = request_id
-            self._tell(AnswerResult.ACKNOWLEDGED, attempt)
+            self._tell(request_id, AnswerResult.ACKNOWLEDGED, attempt)
         return request_id
 
     def settle(self, request_id: int, attempt: Attempt, *, is_sealed: bool) -> None:
@@ -50,21 +50,33 @@ class Answers:
         if request_id == 0 or request_id != self.taken:
             return
         if is_sealed:
-            self._tell(AnswerResult.SEALED, attempt)
-            return
-        self._failures += 1
-        self._tell(AnswerResult.FAILED, attempt)
-        if self._failures < _MAX_TRIES:
+            self._tell(request_id, AnswerResult.SEALED, attempt)
+        elif self._fail(request_id, attempt):
             self.taken = 0
+
+    def fail_open(self) -> None:
+        """No save could be begun for the open request; it is tried once more, like a failed one."""
+        request_id = self.open_request
+        if request_id and not self._fail(request_id, None):
+            self.taken = request_id
 
     def tell_nothing_new(self, attempt: Attempt | None) -> None:
         """An open request finds everything saved already."""
         if self.open_request:
             self.taken = self.open_request
-            self._tell(AnswerResult.NOTHING_NEW, attempt)
+            self._tell(self.taken, AnswerResult.NOTHING_NEW, attempt)
 
-    def _tell(self, result: AnswerResult, attempt: Attempt | None) -> None:
+    def _fail(self, request_id: int, attempt: Attempt | None) -> bool:
+        """Counts and tells a failure; True if the request is tried again."""
+        if request_id != self._failed:
+            self._failed, self._failures = request_id, 0
+        self._failures += 1
+        self._tell(request_id, AnswerResult.FAILED, attempt)
+        return self._failures < _MAX_TRIES
+
+    def _tell(self, request_id: int, result: AnswerResult, attempt: Attempt | None) -> None:
+        failures = self._failures if request_id == self._failed else 0
         answer = SaveAnswer(
-            request_id=self._known, result=result, attempt=attempt, failures=self._failures
+            request_id=request_id, result=result, attempt=attempt, failures=failures
         )
         self._reporter.update(answer=answer)

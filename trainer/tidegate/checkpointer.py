@@ -88,10 +88,10 @@ class Checkpointer:
         self._termination = Termination()
         parts = (self._site, self._ranks, self._state, self._reporter, self._termination)
         self._course = Course(*parts)
-        self._child = self._start_child()
         self._is_started = self._is_closed = False
         self._termination.install()
         self._reporter.start()
+        self._child = self._start_child()
         if settings.overruled:
             _LOG.info("environment wins", extra={"arguments": settings.overruled})
 
@@ -107,12 +107,19 @@ class Checkpointer:
             Reject: checkpoints exist and none can be restored, or the number of ranks changed and
                 rank state has no rule. The user must decide.
             Retry: the remote tier cannot be read.
+
+        After an error the embedded flusher is ended; another call starts it again.
         """
         if self._is_started:
             raise Reject("restore: called twice, or after the first step")
         begun = time.monotonic()
+        self._child = self._child or self._start_child()
         self._reporter.update(phase=Phase.RESTORING)
-        outcome = Restore(self._site, self._ranks, self._state).run()
+        try:
+            outcome = Restore(self._site, self._ranks, self._state).run()
+        except BaseException:
+            self._stop_child()
+            raise
         self._take_outcome(outcome, time.monotonic() - begun)
         self._is_started = True
         found = outcome.candidate
@@ -298,8 +305,12 @@ class Checkpointer:
         self._reporter.stop()
         self._course.end()
         self._termination.uninstall()
+        self._stop_child()
+
+    def _stop_child(self) -> None:
         if self._child is not None:
             self._child.stop()
+        self._child = None
 
     def _await_durable_together(self) -> bool:
         """Rank 0 asks the remote tier, the others wait for its word: all leave together."""

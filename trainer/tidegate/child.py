@@ -29,6 +29,7 @@ class FlushChild:
             keys.ENV_LOCAL: str(settings.local.path),
             keys.ENV_REMOTE: str(settings.remote.path),
             keys.ENV_POLICY: encode(settings.policy).decode(),
+            keys.ENV_PARENT: str(os.getpid()),
         }
         environment.pop(keys.ENV_GATE_URL, None)
         environment.setdefault(keys.ENV_METRICS_PORT, "0")  # several trainers may share a host

@@ -22,6 +22,7 @@ from tidegate.agreement import (
 )
 from tidegate.answers import Answers
 from tidegate.lead import Lead
+from tidegate.outcomes import Outcomes
 from tidegate.ranks import Ranks
 from tidegate.report import Reporter
 from tidegate.saves import Save, Saves, Stage
@@ -31,23 +32,17 @@ from tidegate.state import TrainingState
 from tidegate.writer import Desk, Ticket
 from tidegate_contract.cadence import Progress
 from tidegate_contract.document import decode
-from tidegate_contract.errors import Retry
 from tidegate_contract.layout import Attempt
 from tidegate_contract.seal import SaveReason
 from tidegate_contract.wire import (
     OnBusy,
     OnFailure,
     Policy,
-    SaveFigures,
     StepNote,
 )
 
 _LOG = logging.getLogger(__name__)
 _PAUSE_SECONDS = 10.0
-
-
-class SavesFailed(Retry):
-    """Too many saves in a row have failed, and the policy says that training must end then."""
 
 
 def _start_saves(site: Site, ranks: Ranks, state: TrainingState) -> Saves:
@@ -96,10 +91,10 @@ class Course:
         self._lineage = 0
         self._saved_step = 0
         self._is_warm = False
-        self._is_owed = False
+        self._wish = Wish()
         self._is_closing = False
         self._answers = Answers(reporter)
-        self._failures_in_row = 0
+        self._outcomes = Outcomes(reporter)
         self.sealed: StepNote | None = None
         self.is_over = False
 
@@ -236,10 +231,14 @@ class Course:
         self._agreement.post(message)
 
     def _read(self) -> Wish:
-        """Takes the pending message, if there is one, and does what all ranks do on it."""
+        """Takes the pending message, if there is one, and does what all ranks do on it.
+
+        Returns:
+            What follows from the newest message and was not done yet: `wait()` may have read it.
+        """
         total = self._agreement.read()
         if total is None:
-            return Wish(is_owed=self._is_owed)
+            return self._wish
         self._total = total
         before = self._count(total)
         self._answers.hear(total.sums.request)
@@ -251,21 +250,20 @@ class Course:
             self._settle(self._saves.settle(), is_sealed=not total.sums.failed)
         if total.sums.closing:
             self.is_over = True
-        wish = decide_wish(
+        self._wish = decide_wish(
             total,
             Standing(
                 cadence=self._policy.cadence,
                 on_busy=self._policy.on_busy,
                 before=before,
                 now=self._progress,
-                is_owed=self._is_owed,
+                is_owed=self._wish.is_owed,
                 request_taken=self._answers.taken,
             ),
         )
-        self._is_owed = wish.is_owed
-        if wish.is_skipped:
+        if self._wish.is_skipped:
             _LOG.warning("save skipped: the flush is behind", extra={"step": self._step})
-        return wish
+        return self._wish
 
     def _count(self, total: Total) -> Progress:
         before = self._progress
@@ -305,7 +303,8 @@ class Course:
         assert total is not None, "a message was read before"
         refusal = decide_refusal(total)
         may_wait = self._policy.on_busy is OnBusy.BLOCK or reason is not SaveReason.CADENCE
-        if refusal is Refusal.NO_SLOT and may_wait:
+        has_waited = refusal is Refusal.NO_SLOT and may_wait
+        if has_waited:
             self._saves.wait_free_slot()
             self._post()
             self._read()
@@ -315,7 +314,13 @@ class Course:
             self._begin(reason, total)
             return True
         _LOG.warning("save refused", extra={"step": self._step, "why": str(refusal)})
-        self._is_owed = reason is SaveReason.CADENCE and self._policy.on_busy is OnBusy.BLOCK
+        has_failed = has_waited and refusal is Refusal.NO_SLOT
+        if has_failed:
+            # Owed again, training would stand for the whole timeout at nearly every step.
+            self._outcomes.count_failed()
+            self._answers.fail_open()
+        is_dropped = has_failed or (reason is SaveReason.CADENCE and not may_wait)
+        self._wish = Wish(is_owed=self._wish.is_owed and not is_dropped)
         return False
 
     def _begin(self, reason: SaveReason, total: Total) -> None:
@@ -329,20 +334,18 @@ class Course:
         )
         self._saves.begin(ticket, self._state.capture)
         self._saved_step = self._step
-        self._is_owed = False
+        self._wish = Wish()
         if self._lead is not None:
             self._lead.note_save()
 
     def _settle(self, save: Save, *, is_sealed: bool) -> None:
         """All ranks have told how the oldest save ended."""
         ticket = save.ticket
-        figures = self._reporter.state.saves
         seen = {"run": self._run, "step": ticket.attempt.step, "tier": "local"}
         seen |= {"pause_ms": round(save.pause_ms, 1)}
         if self._lead is not None:
             self._lead.note_durations(save.pause_ms / 1000, save.seal_ms / 1000)
         if is_sealed:
-            self._failures_in_row = 0
             self.sealed = StepNote(
                 step=ticket.attempt.step,
                 tokens=ticket.tokens,
@@ -351,36 +354,24 @@ class Course:
             )
             seen |= {"seal_ms": round(save.seal_ms, 1), "size_bytes": save.size_bytes}
             _LOG.info("saved", extra={**seen, "reason": str(ticket.reason)})
+            self._outcomes.count_sealed(save.pause_ms, save.seal_ms, sealed=self.sealed)
         else:
-            self._failures_in_row += 1
+            self._outcomes.count_failed(save.pause_ms)
             if self._saved_step == ticket.attempt.step:
                 self._saved_step = self.sealed.step if self.sealed is not None else -1
             why = save.error or "another rank failed"
             _LOG.error("save failed; training goes on", extra={**seen, "why": why})
-        self._reporter.update(
-            sealed=self.sealed,
-            saves=SaveFigures(
-                total=figures.total + 1,
-                failed=figures.failed + (not is_sealed),
-                pause_ms=round(save.pause_ms),
-                seal_ms=round(save.seal_ms) if is_sealed else figures.seal_ms,
-            ),
-        )
         self._answers.settle(ticket.request_id, ticket.attempt, is_sealed=is_sealed)
 
     def _heed_failures(self) -> None:
-        if not self._failures_in_row:
-            return
-        policy = self._policy
-        if policy.on_failure is OnFailure.FAIL and self._failures_in_row >= policy.fail_after:
-            raise SavesFailed(f"{self._failures_in_row} saves in a row have failed")
-        if policy.on_failure is OnFailure.PAUSE:
+        self._outcomes.check(self._policy)
+        if self._outcomes.failures_in_row and self._policy.on_failure is OnFailure.PAUSE:
             self._pause()
 
     def _pause(self) -> None:
         """Training stands still until a save works; a stop or a finished rank ends it, too."""
         _LOG.error("training pauses until a save works", extra={"step": self._step})
-        while self._failures_in_row:
+        while self._outcomes.failures_in_row:
             self._read()
             self._post()
             self._read()
@@ -388,5 +379,5 @@ class Course:
                 return
             if self._begin_if_allowed(SaveReason.CADENCE):
                 self.drain()
-            if self._failures_in_row:
+            if self._outcomes.failures_in_row:
                 threading.Event().wait(_PAUSE_SECONDS)

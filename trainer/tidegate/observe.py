@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from tidegate.deadline import run_within
-from tidegate.site import Site, open_inside, open_place
+from tidegate.site import Site, open_inside, open_known, open_place
 from tidegate_contract.errors import Corrupt, Retry, TidegateError
 from tidegate_contract.folder import Folder
 from tidegate_contract.identity import LineageClaim
@@ -94,14 +94,18 @@ def on_remote(
         within_seconds: how long to wait; None means the policy's stall timeout.
 
     Raises:
-        Retry: it did not end in time.
+        Retry: it did not end in time, or the folder is not this run's: nothing may be concluded
+            from the empty mount point of a tier that is away.
         Exception: whatever `action` raised.
     """
     place = site.settings.remote
     assert place is not None, "callers ask only where there is a remote tier"
 
     def work() -> T:
-        with open_place(place) as run:
+        run, found = open_known(place)
+        with run:
+            if found.run_id != site.identity.run_id:
+                raise Retry(f"{place.path} holds another run of this name: {found.run_id}")
             return action(run)
 
     seconds = within_seconds or site.settings.policy.stall_timeout_seconds
@@ -181,16 +185,30 @@ def count_tries(
     )
 
 
-def find_whole_attempts(world: World) -> set[Attempt]:
-    """Attempts that all their ranks sealed, as far as anything tells: checkpoints that exist."""
+def find_existing_attempts(world: World, *, has_remote: bool) -> set[Attempt]:
+    """Attempts that count as checkpoints: starting from nothing would lose them.
+
+    Those that all their ranks sealed, as far as anything tells. And those of which a node holds a
+    seal, as the others' may have been lost with their nodes or with the remote tier; unless the
+    remote tier was read, knows their lineage, and nothing was ever announced there: then a first
+    save was torn.
+
+    Args:
+        world: what all ranks saw.
+        has_remote: there is a remote tier.
+    """
     ranks: dict[Attempt, set[int]] = {}
-    whole: set[Attempt] = set()
+    existing: set[Attempt] = set()
     for copy in _all_copies(world):
         seen = ranks.setdefault(copy.attempt, set())
         seen |= copy.ranks
         if copy.is_committed or copy.is_announced or len(seen) == copy.world_size:
-            whole.add(copy.attempt)
-    return whole
+            existing.add(copy.attempt)
+    is_remote_blank = has_remote and world.remote == ()
+    claimed = {claim.number for claim in world.claims}
+    for node in world.local:
+        existing |= {c.attempt for c in node if not (is_remote_blank and c.lineage in claimed)}
+    return existing
 
 
 def _all_copies(world: World) -> list[Copy]:

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from tidegate.observe import claim_next, find_whole_attempts, observe_tiers, poll_commit
+from tidegate.observe import claim_next, find_existing_attempts, observe_tiers, poll_commit
 from tidegate.ranks import Ranks
 from tidegate.reading import DamagedFile, Load, OpenedCopy, open_copy, quarantine_file
 from tidegate.site import Site, open_inside, open_place
 from tidegate.state import TrainingState
-from tidegate_contract.errors import Corrupt, Reject
+from tidegate_contract.errors import Corrupt, Reject, Retry
 from tidegate_contract.folder import Folder
 from tidegate_contract.layout import Attempt, step_folder
 from tidegate_contract.restore_point import (
@@ -119,7 +119,7 @@ class Restore:
 
         Raises:
             Reject: checkpoints exist and none can be restored, or rank state has no rule.
-            Retry: the remote tier cannot be read.
+            Retry: the remote tier cannot be read, and it must or no node holds a step.
         """
         point = self._wait_for_pending(self._observe())
         for _ in range(_MAX_ROUNDS):
@@ -286,15 +286,22 @@ class Restore:
         )[0]
 
     def _start_fresh(self, point: RestorePoint) -> Outcome:
-        """Nothing to restore: right at the first start, an error when whole steps were there."""
-        whole = find_whole_attempts(self._world) | self._damaged
+        """Nothing to restore: right at the first start, an error when steps were there."""
+        has_remote = self._site.settings.remote is not None
+        if has_remote and self._world.remote is None:
+            raise Retry(
+                f"run {self._site.identity.name}: the remote tier cannot be read and no node holds "
+                "a step that can be restored; nothing is begun anew meanwhile"
+            )
+        existing = find_existing_attempts(self._world, has_remote=has_remote) | self._damaged
         reasons = {**dict(point.refused), **self._excluded}
         told = "; ".join(f"step {a.step}: {why}" for a, why in list(reasons.items())[:3])
         may_ignore = self._policy.start_fresh_when_unrestorable and not self._is_written
-        if whole and not may_ignore:
+        if existing and not may_ignore:
             raise Reject(
-                f"run {self._site.identity.name}: {len(whole)} checkpoints exist and none can be "
-                f"restored ({told}); to start from nothing set recovery.startFreshWhenUnrestorable"
+                f"run {self._site.identity.name}: {len(existing)} checkpoints exist and none can "
+                f"be restored ({told}); "
+                "to start from nothing set recovery.startFreshWhenUnrestorable"
             )
         reason = f"no step could be restored ({told})" if told else "no step was ever saved"
         return Outcome(lineage=self._claim(None), reason=reason)

@@ -4,6 +4,7 @@ The list of saves in flight is the same on all ranks, because it changes only wi
 agreement says. A writer that hangs keeps its slot and its thread; a new thread takes the next save.
 """
 
+import logging
 import queue
 import threading
 import time
@@ -18,6 +19,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from tidegate.planner import NodePlanner
 from tidegate.staging import Ring, Slot
 from tidegate.writer import Desk, Ticket, write_attempt
+
+_LOG = logging.getLogger(__name__)
 
 
 class Stage(StrEnum):
@@ -144,7 +147,10 @@ class Saves:
 
     def warm(self, capture: Callable[[], dict[str, Any]]) -> None:
         """Makes the first save as quick as the others; after the first optimizer step only."""
-        self._ring.warm(capture())
+        try:
+            self._ring.warm(capture())
+        except Exception as error:  # noqa: BLE001  # objects of the user's program are copied here
+            _LOG.warning("the first save will be slow", extra={"error": repr(error)})
 
     def begin(self, ticket: Ticket, capture: Callable[[], dict[str, Any]]) -> None:
         """Takes the snapshot and hands it to the writer; a slot must be free.

@@ -84,6 +84,7 @@ class Settings:
         options: as given.
         pod_uid: empty outside Kubernetes.
         has_sidecar: something else flushes; False makes this trainer start the flusher itself.
+        sidecar_uid: user id of the sidecar, whose files are trusted; None when it is not told.
         overruled: names of arguments that the environment replaced.
     """
 
@@ -95,6 +96,7 @@ class Settings:
     options: Options
     pod_uid: str
     has_sidecar: bool
+    sidecar_uid: int | None = None
     overruled: tuple[str, ...] = ()
 
 
@@ -132,6 +134,7 @@ def resolve_settings(
         options=options,
         pod_uid=environment.get(keys.ENV_POD_UID, ""),
         has_sidecar=bool(environment.get(keys.ENV_LOCAL)),
+        sidecar_uid=_user_id(environment.get(keys.ENV_SIDECAR_UID, "")),
         overruled=tuple(overruled),
     )
 
@@ -158,6 +161,10 @@ def _remote_place(run: str, given: Path | None, environment: Mapping[str, str]) 
     if given is None or environment.get(keys.ENV_LOCAL):
         return None
     return Place(root=given, parts=tuple(run.split("/")))
+
+
+def _user_id(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdecimal() else None
 
 
 def _split_remote(path: Path) -> Place:

@@ -61,7 +61,9 @@ class Site:
     @property
     def trusted_uids(self) -> frozenset[int]:
         """Owners whose files may be unpickled."""
-        return frozenset({os.getuid(), 0, self.identity.uid})
+        own = {os.getuid(), 0, self.identity.uid}
+        sidecar = self.settings.sidecar_uid
+        return frozenset(own if sidecar is None else own | {sidecar})
 
 
 def open_place(place: Place) -> Folder:
@@ -76,6 +78,32 @@ def open_place(place: Place) -> Folder:
             child = folder.ensure_child(part)
         folder = child
     return folder
+
+
+def open_known(place: Place) -> tuple[Folder, RunIdentity]:
+    """The open folder of a run that must be there, and its identity; nothing is made.
+
+    Raises:
+        Retry: it holds no run: an empty mount point must not pass for an empty tier.
+        OSError: the root cannot be used.
+        Corrupt: the identity is damaged.
+    """
+    folder = Folder.open(place.root)
+    try:
+        for part in place.parts:
+            with folder:
+                child = folder.child(part)
+            folder = child
+        found = read_identity(folder)
+    except FileNotFoundError:
+        found = None
+    except BaseException:
+        folder.close()
+        raise
+    if found is None:
+        folder.close()
+        raise Retry(f"{place.path}/{RUN_DOCUMENT} is missing: is the remote tier mounted?")
+    return folder, found
 
 
 def open_inside(run: Folder, path: str) -> Folder:
@@ -94,7 +122,7 @@ def open_site(settings: Settings, ranks: Ranks) -> Site:
 
     Raises:
         Reject: the run belongs to another owner, or a folder holds a run of another name.
-        Retry: a tier cannot be used.
+        Retry: a tier cannot be used, or the remote one does not hold a run that a node knows.
         Corrupt: an identity document is damaged.
     """
     if settings.local.parts:
@@ -132,37 +160,49 @@ def _root_id(run: Folder) -> str:
 
 
 def _decide_identity(settings: Settings, known: RunIdentity | None) -> RunIdentity:
-    wanted = known or RunIdentity(
-        run_id=str(uuid.uuid4()),
-        name=settings.run,
-        owner_uid=settings.owner_uid,
-        uid=os.getuid(),
-        created_at=datetime.now(UTC),
-    )
-    found = wanted
+    """The run's identity; a new one only where neither tier holds one and both can be used."""
     remote = settings.remote
-    if remote is not None:
-        try:
-            found = run_within(
-                settings.policy.stall_timeout_seconds,
-                f"opening the remote tier at {remote.path}",
-                lambda: _ensure_remote_identity(remote, wanted),
-            )
-        except (OSError, Retry) as error:
-            if settings.policy.remote_unreachable_is_error:
-                raise Retry(f"remote tier {remote.path} cannot be used: {error}") from error
-            _LOG.warning(
-                "remote tier is left out", extra={"run": settings.run, "error": str(error)}
-            )
+    if remote is None:
+        found = known or _new_identity(settings)
+    else:
+        found = _identity_beside(remote, settings, known)
     if found.name != settings.run:
         raise Reject(f"run {settings.run}: its folder holds {RUN_DOCUMENT} of run {found.name}")
     check_owner(found, settings.owner_uid)
     return found
 
 
-def _ensure_remote_identity(remote: Place, wanted: RunIdentity) -> RunIdentity:
-    with open_place(remote) as run:
-        return ensure_identity(run, wanted)
+def _identity_beside(remote: Place, settings: Settings, known: RunIdentity | None) -> RunIdentity:
+    try:
+        return run_within(
+            settings.policy.stall_timeout_seconds,
+            f"opening the remote tier at {remote.path}",
+            lambda: _remote_identity(remote, settings, is_known=known is not None),
+        )
+    except (OSError, Retry) as error:
+        if known is None or settings.policy.remote_unreachable_is_error:
+            raise Retry(f"remote tier {remote.path} cannot be used: {error}") from error
+        _LOG.warning("remote tier is left out", extra={"run": settings.run, "error": str(error)})
+        return known
+
+
+def _remote_identity(remote: Place, settings: Settings, *, is_known: bool) -> RunIdentity:
+    if not is_known:
+        with open_place(remote) as run:
+            return ensure_identity(run, _new_identity(settings))
+    folder, found = open_known(remote)
+    folder.close()
+    return found
+
+
+def _new_identity(settings: Settings) -> RunIdentity:
+    return RunIdentity(
+        run_id=str(uuid.uuid4()),
+        name=settings.run,
+        owner_uid=settings.owner_uid,
+        uid=os.getuid(),
+        created_at=datetime.now(UTC),
+    )
 
 
 def _adopt_identity(place: Place, chosen: RunIdentity) -> None:
