@@ -9,7 +9,7 @@ PYTEST := $(PY) -m pytest
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / {printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(VENV)/.ready: requirements/dev.txt pyproject.toml
 	@echo "environment: $(VENV) from requirements/dev.txt (torch is a 5.6 GB install the first time)"

@@ -11,10 +11,11 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from tidegate_contract.errors import Corrupt, TidegateError
 from tidegate_contract.folder import Folder
+from tidegate_contract.layout import TRASH, parse_step_folder
 from tidegate_contract.scan import StepRecord, read_identity, scan_steps, verify_file
 
 app = typer.Typer(no_args_is_help=True, add_completion=True, rich_markup_mode=None)
@@ -31,6 +32,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="one JSON document instead 
 def ls(folder: RunFolder, as_json: AsJson = False) -> None:
     """List the steps of a run: which are durable, which are not, and why.
 
+    `dropped` steps lie in .trash for an hour more; `N of M ranks` are whole, the others are not.
+
     Example: tidegate ls /mnt/pfs/tidegate/team-a/llama
     """
     name, records = _scan(folder)
@@ -38,11 +41,14 @@ def ls(folder: RunFolder, as_json: AsJson = False) -> None:
     if as_json:
         out.print_json(json.dumps({"run": name, "steps": rows}))
         return
-    table = Table("STEP", "STATE", "TOKENS", "SIZE", "SAVED", "FOLDER", title=name, box=None)
-    for row in rows:
-        keys = ("step", "state", "tokens", "size", "saved", "folder")
-        table.add_row(*(str(row[key]) for key in keys))
-    out.print(table)
+    keys = ("step", "state", "tokens", "size", "saved", "folder")
+    cells = [[_shown(key, row[key]) for key in keys] for row in rows]
+    table = Table(*(Column(key.upper(), no_wrap=True) for key in keys), title=name, box=None)
+    for line in cells:
+        table.add_row(*line)
+    # A folder's name is the attempt's identity: wider than the terminal is better than cut off.
+    needed = sum(3 + max(map(len, column)) for column in zip(keys, *cells, strict=True))
+    Console(width=max(out.width, needed), highlight=False).print(table)
     for row in rows:
         for problem in row["problems"]:
             out.print(f"  {problem}")
@@ -55,7 +61,7 @@ def verify(folder: RunFolder, as_json: AsJson = False) -> None:
     Example: tidegate verify /mnt/pfs/tidegate/team-a/llama
     """
     _, records = _scan(folder)
-    durable = [record for record in records if record.committed is not None]
+    durable = [r for r in records if r.committed and not r.folder.startswith(TRASH)]
     if not durable:
         _fail(f"{folder}: no durable step")
     bad = [problem for record in durable if (problem := _verify_step(folder, record, as_json))]
@@ -73,37 +79,53 @@ def _scan(folder: Path) -> tuple[str, list[StepRecord]]:
         with Folder.open(folder) as run:
             identity = read_identity(run)
             if identity is None:
-                _fail(f"{folder}: no run.json, so this is not a run's folder")
+                hint = " (a step's folder: its run is the folder above)" if _is_step(folder) else ""
+                _fail(f"{folder}: no run.json, so this is not a run's folder{hint}")
             return identity.name, scan_steps(run, identity.run_id)
-    except (OSError, TidegateError) as error:
+    except OSError as error:
+        _fail(f"{folder}: {error.strerror}")
+    except TidegateError as error:
         _fail(str(error))
 
 
+def _is_step(folder: Path) -> bool:
+    return parse_step_folder(folder.name) is not None
+
+
 def _row(record: StepRecord) -> dict[str, Any]:
-    head: Any = record.committed.manifest if record.committed else None
-    if head is None:
-        known = record.announced | record.seals
-        head = known[min(known)] if known else None
-    size = sum(e.size for e in head.files) if record.committed else None
+    known = record.announced | record.seals
+    head: Any = known[min(known)] if known else None
+    if record.committed is not None:
+        head = record.committed.manifest
+    entries = head.files if record.committed else [e for s in known.values() for e in s.files]
+    size = sum(entry.size for entry in entries)
     return {
         "step": record.attempt.step,
         "state": _state(record),
         "tokens": head.tokens if head else None,
-        "size": "" if size is None else _size(size),
-        "saved": head.sealed_at.strftime("%Y-%m-%d %H:%M:%S") if head else "",
+        "size": size,
+        "saved": head.sealed_at.isoformat(timespec="seconds") if head else None,
         "folder": record.folder,
         "problems": list(record.problems),
     }
 
 
 def _state(record: StepRecord) -> str:
+    if record.folder.startswith(TRASH):
+        return "dropped"
     if record.committed is not None:
         return "durable"
     known = record.announced | record.seals
     if not known:
         return "damaged" if record.problems else "empty"
     world = next(iter(known.values())).world_size
-    return f"sealed {len(record.seals)}/{world}"
+    return f"{len(record.seals)} of {world} ranks"
+
+
+def _shown(key: str, value: Any) -> str:
+    if value is None:
+        return ""
+    return _size(value) if key == "size" else str(value)
 
 
 def _size(size: float) -> str:

@@ -121,9 +121,9 @@ class LastRestore(ApiModel):
     seconds: Count32 | None = None
     """Seconds until all state was restored."""
     bytes_local: Count64 | None = None
-    """Bytes read from the nodes, over all ranks."""
+    """Bytes that rank 0 read from its node."""
     bytes_remote: Count64 | None = None
-    """Bytes read from the remote tier, over all ranks."""
+    """Bytes that rank 0 read from the remote tier."""
 
 
 class Backlog(ApiModel):
@@ -143,7 +143,7 @@ class SaveCounts(ApiModel):
     """Counts and durations of the run's saves since its newest start."""
 
     total: Count64 | None = None
-    """Saves begun."""
+    """Saves that ended since the trainer last started."""
     failed: Count64 | None = None
     """Saves that failed."""
     stall_p50_ms: Count64 | None = None

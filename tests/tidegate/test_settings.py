@@ -59,8 +59,9 @@ def test_remote_argument_is_left_out_where_only_the_local_tier_is_injected():
         (Arguments(run="lm"), "local is not named"),
         (Arguments(run="Team/LM", local=Path("/n")), "NAMESPACE/NAME"),
         (Arguments(run="../x", local=Path("/n")), "NAMESPACE/NAME"),
+        (Arguments(run="lm", local=Path("/n"), cadence="50M"), "number of tokens"),
     ],
-    ids=["no run", "no local", "capitals", "parent folder"],
+    ids=["no run", "no local", "capitals", "parent folder", "cadence in words"],
 )
 def test_settings_that_cannot_work_are_refused_by_name(arguments, word):
     with pytest.raises(Reject, match=word):

@@ -187,7 +187,7 @@ class Checkpointer:
             until: `sealed` on the nodes' disks, or `durable` on the remote tier.
 
         Returns:
-            False if the newest save failed to get there in time.
+            False if the newest save failed to get there in time; True if none was begun.
 
         Raises:
             AgreementLost: a rank is gone.
@@ -198,7 +198,7 @@ class Checkpointer:
             raise Reject("wait: 'durable' needs a remote tier; allowed here is 'sealed'")
         self._course.drain()
         if self._course.sealed is None:
-            return False
+            return self._reporter.state.saves.total == 0
         return until == "sealed" or self._await_durable_together()
 
     def close(self) -> None:
@@ -299,6 +299,8 @@ class Checkpointer:
                 _LOG.warning("a rank left early", extra={"why": str(error)})
         self._reporter.update(phase=Phase.FINISHED)
         self._release()
+        if is_together:
+            self._ranks.close()
 
     def _release(self) -> None:
         self._is_closed = True

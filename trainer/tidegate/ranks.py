@@ -78,6 +78,14 @@ class Ranks:
     def _new_save_group(self) -> Any:
         return dist.new_group(backend="gloo", timeout=self._save_timeout)
 
+    def close(self) -> None:
+        """Ends both groups, so that none of their threads is left when the interpreter ends.
+
+        Only once no rank waits for another one: all have read their last message.
+        """
+        for group in (self.save_group, self.agreement_group):
+            dist.destroy_process_group(group)
+
     def gather(self, value: T) -> list[T]:
         """Every rank's value, in rank order.
 

@@ -130,7 +130,10 @@ class Restore:
             if outcome is not None:
                 return outcome
             point = self._observe()
-        raise Reject(f"run {self._site.identity.name}: {_MAX_ROUNDS} tries to restore have failed")
+        told = next(reversed(self._excluded.values()), "see the log")
+        raise Reject(
+            f"run {self._site.identity.name}: {_MAX_ROUNDS} tries to restore have failed ({told})"
+        )
 
     @property
     def _is_lead(self) -> bool:
@@ -205,7 +208,9 @@ class Restore:
         if not any(verdict.has_moved_file for _, verdict in failed):
             self._excluded[candidate.attempt] = sentence
         _LOG.warning(
-            "step cannot be restored", extra={"step": candidate.attempt.step, "why": sentence}
+            "step cannot be restored: %s",
+            sentence,
+            extra={"step": candidate.attempt.step, "why": sentence},
         )
         return False
 
@@ -301,7 +306,7 @@ class Restore:
             raise Reject(
                 f"run {self._site.identity.name}: {len(existing)} checkpoints exist and none can "
                 f"be restored ({told}); "
-                "to start from nothing set recovery.startFreshWhenUnrestorable"
+                "to start from nothing set recovery.onUnrestorable: StartFresh"
             )
         reason = f"no step could be restored ({told})" if told else "no step was ever saved"
         return Outcome(lineage=self._claim(None), reason=reason)

@@ -23,6 +23,9 @@ from tidegate.writer import Desk, Ticket, write_attempt
 _LOG = logging.getLogger(__name__)
 
 
+_IDLE_WRITER_SECONDS = 2.0
+
+
 class Stage(StrEnum):
     """How far this rank is with a save."""
 
@@ -217,5 +220,10 @@ class Saves:
         return given_up
 
     def stop(self) -> None:
-        """Ends the writer thread after its last save, without waiting for it."""
+        """Ends the writer thread; one that writes is left alone, an idle one is waited for.
+
+        A thread that is inside a native call while the interpreter ends may abort the process.
+        """
         self._writer.orders.put(None)
+        if not self._in_flight:
+            self._writer.join(_IDLE_WRITER_SECONDS)

@@ -183,4 +183,6 @@ def _policy(
         return options.policy
     if isinstance(cadence, int):
         cadence = Cadence(tokens=cadence)
+    if not isinstance(cadence, Cadence):
+        raise Reject(f"cadence {cadence!r}: allowed is a Cadence, or a number of tokens")
     return replace(options.policy, cadence=cadence)
