@@ -7,7 +7,6 @@ from enum import StrEnum
 
 GROUP = "tidegate.io"
 VERSION = "v1alpha1"
-API_VERSION = f"{GROUP}/{VERSION}"
 MANAGED_BY = "tidegate"
 
 POLICY_LABEL = f"{GROUP}/policy"

@@ -15,8 +15,6 @@ from tidegate_demo import losses, stage
 from tidegate_demo.observe import Snapshot, observe_job, read_lines
 from tidegate_demo.stage import JobPlan
 from tidegate_demo.timeline import Event, find_events
-from tidegate_ground import sets
-from tidegate_ground.cluster import CLIENT_SETS, find_client
 from tidegate_ground.errors import GroundError
 from tidegate_ground.ground import Ground
 from tidegate_ground.waiting import wait_until
@@ -102,16 +100,9 @@ def open_ground(console: Console) -> Ground:
 def drain(demo: Demo, node: str) -> None:
     """Drains a node as an administrator does, and shows what kubectl prints meanwhile."""
     demo.say("drain", f"kubectl drain {node} --ignore-daemonsets --delete-emptydir-data")
-    kubectl = find_client("kubectl", sets.toolbox(CLIENT_SETS))
-    arguments = ("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=300s")
     log = Path(stage.ROOT / "build" / "demo-drain.log")
     log.parent.mkdir(exist_ok=True)
-    with log.open("w") as out:
-        process = subprocess.Popen(
-            [kubectl, "--kubeconfig", demo.ground.kubeconfig, *arguments],
-            stdout=out,
-            stderr=subprocess.STDOUT,
-        )
+    with stage.draining(demo.ground, node, log, timeout_seconds=300) as process:
         demo.wait(f"{node} is drained", lambda _: process.poll() is not None, 330)
     for line in log.read_text().splitlines():
         demo.console.print(f"      [dim]{line}[/dim]", highlight=False)

@@ -1,7 +1,10 @@
 """Sets the scene: what the ground needs, the chart's installation, the training job's manifests."""
 
 import os
+import subprocess
 import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,7 @@ import yaml
 
 from tidegate_contract import keys
 from tidegate_ground import sets
-from tidegate_ground.cluster import Cluster
+from tidegate_ground.cluster import CLIENT_SETS, Cluster, find_client
 from tidegate_ground.errors import GroundError
 from tidegate_ground.ground import Ground
 from tidegate_ground.options import GroundOptions, Mount
@@ -141,3 +144,29 @@ def start_job(
     if plan.is_saved:
         cluster.kubectl("apply", "-n", namespace, "-f", "-", input=policy_manifest(policy))
     cluster.kubectl("apply", "-n", namespace, "-f", "-", input=build_job(plan))
+
+
+@contextmanager
+def draining(
+    cluster: Cluster, node: str, log: Path, timeout_seconds: int
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Drains a node in the background as an administrator does; ended with the body at the latest.
+
+    Args:
+        cluster: where.
+        node: its name.
+        log: gets what kubectl prints.
+        timeout_seconds: kubectl gives up after it.
+    """
+    kubectl = find_client("kubectl", sets.toolbox(CLIENT_SETS))
+    words = ("drain", node, "--ignore-daemonsets", "--delete-emptydir-data")
+    where = ("--kubeconfig", str(cluster.kubeconfig), f"--timeout={timeout_seconds}s")
+    command = [str(kubectl), *words, *where]
+    with log.open("w") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.wait()

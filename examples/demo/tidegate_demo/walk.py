@@ -1,7 +1,5 @@
 """One job with one drain, from start to end, recorded: what the end-to-end tests assert on."""
 
-import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -9,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tidegate_demo.observe import PodFacts, Snapshot, observe_job, read_lines
-from tidegate_demo.stage import JobPlan, start_job
-from tidegate_ground import sets
-from tidegate_ground.cluster import CLIENT_SETS, find_client
+from tidegate_demo.stage import JobPlan, draining, start_job
 from tidegate_ground.ground import Ground
 from tidegate_ground.waiting import wait_until
 
@@ -28,7 +24,6 @@ class Walk:
         exits: pod UID and restart count → exit status of the trainer.
         drain_log: what kubectl printed.
         drain_status: kubectl's exit status; None while it runs.
-        drain_seconds: from its start to its end.
     """
 
     ground: Ground
@@ -38,7 +33,6 @@ class Walk:
     exits: dict[tuple[str, int], int] = field(default_factory=dict)
     drain_log: str = ""
     drain_status: int | None = None
-    drain_seconds: float = 0.0
 
     @property
     def now(self) -> Snapshot:
@@ -87,34 +81,17 @@ class Walk:
     @contextmanager
     def drain(self, node: str, log: Path, timeout_seconds: int = 240) -> Iterator[None]:
         """Drains a node in the background while the body runs, then waits for the drain's end."""
-        kubectl = find_client("kubectl", sets.toolbox(CLIENT_SETS))
-        arguments = ("drain", node, "--ignore-daemonsets", "--delete-emptydir-data")
-        begun = time.monotonic()
-        with log.open("w") as out:
-            process = subprocess.Popen(
-                [
-                    kubectl,
-                    "--kubeconfig",
-                    self.ground.kubeconfig,
-                    *arguments,
-                    f"--timeout={timeout_seconds}s",
-                ],
-                stdout=out,
-                stderr=subprocess.STDOUT,
-            )
-            try:
+        try:
+            with draining(self.ground, node, log, timeout_seconds) as process:
                 yield
                 self.wait(
                     f"{node} is drained",
                     lambda _: process.poll() is not None,
                     timeout_seconds + 30,
                 )
-            finally:
-                if process.poll() is None:
-                    process.kill()
-                self.drain_status = process.wait()
-        self.drain_seconds = time.monotonic() - begun
-        self.drain_log = log.read_text()
+        finally:
+            self.drain_status = process.returncode
+            self.drain_log = log.read_text()
 
 
 def durable_step(now: Snapshot) -> int:
