@@ -58,7 +58,9 @@ class FakeGate:
                 setattr(self, name, value)
             self.changed.notify_all()
 
-    def take(self, token: str, report: Report) -> Reply:
+    def take(self, token: str, report: Report) -> tuple[int, Reply]:
+        """The status and the reply of one moment."""
+
         def is_stale() -> bool:
             wanted = self.request.request_id if self.request else 0
             return (
@@ -72,7 +74,8 @@ class FakeGate:
             self.times.append(time.monotonic())
             self.changed.notify_all()
             self.changed.wait_for(is_stale, 20)
-            return Reply(policy=self.policy, request=self.request, poll_seconds=20.0)
+            reply = Reply(policy=self.policy, request=self.request, poll_seconds=20.0)
+            return self.status, reply
 
     def newest(self) -> Report:
         return self.reports[-1][1]
@@ -121,9 +124,10 @@ def a_handler(fake: FakeGate) -> type[BaseHTTPRequestHandler]:
             assert self.path == keys.REPORT_PATH
             body = self.rfile.read(int(self.headers["Content-Length"]))
             token = self.headers["Authorization"].removeprefix("Bearer ")
-            reply = encode(fake.take(token, decode(Report, body, "report")))
+            status, answer = fake.take(token, decode(Report, body, "report"))
+            reply = encode(answer)
             try:
-                self.send_response(fake.status)
+                self.send_response(status)
                 self.send_header("Content-Length", str(len(reply)))
                 self.end_headers()
                 self.wfile.write(reply)
