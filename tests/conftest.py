@@ -30,6 +30,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in soaks]
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Prints what tests counted, also where workers hide their output."""
+    passed = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
+    counts = [
+        f"{report.nodeid.rpartition('/')[2]}: {value}"
+        for report in passed
+        for name, value in report.user_properties
+        if name == "counts"
+    ]
+    if counts:
+        terminalreporter.section("counts")
+        for line in sorted(counts):
+            terminalreporter.write_line(line)
+
+
 @pytest.fixture
 def write_result(request: pytest.FixtureRequest) -> Callable[[dict[str, Any]], None]:
     """Writes what a soak counted, with date and machine, to be committed."""

@@ -73,9 +73,12 @@ class ContentHasher:
 
 def digest_of_blocks(blocks: Iterable[str]) -> str:
     """The file digest that belongs to these block digests."""
-    return xxhash.xxh3_128_hexdigest(b"".join(bytes.fromhex(block) for block in blocks))
+    return xxhash.xxh3_128_hexdigest(bytes.fromhex("".join(blocks)))
 
 
-def sha256_hex(data: bytes) -> str:
-    """SHA-256 of a document's bytes, 64 hex digits."""
-    return hashlib.sha256(data).hexdigest()
+def sha256_hex(*pieces: bytes | memoryview) -> str:
+    """SHA-256 of a document's bytes, given in one or several pieces; 64 hex digits."""
+    whole = hashlib.sha256()
+    for piece in pieces:
+        whole.update(piece)
+    return whole.hexdigest()

@@ -5,10 +5,16 @@ TidegateError
 ├── Retry      the world may heal; `delay_seconds` says when to look again
 ├── Reject     the user must change something; names the field and what is allowed
 └── Corrupt    failed verification; never read again, never deleted silently
+    └── DamagedFile    names the file of a step folder, so that it can be set aside
 ```
 
 Every module of every package raises these; nothing here performs I/O.
 """
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tidegate_contract.seal import FileEntry
 
 
 class TidegateError(Exception):
@@ -34,3 +40,16 @@ class Reject(TidegateError):
 
 class Corrupt(TidegateError):
     """Bytes or a document failed verification; whoever meets it takes another copy."""
+
+
+class DamagedFile(Corrupt):
+    """A file of a step folder is not what its seal says; whoever meets it sets it aside.
+
+    Attributes:
+        entry: what the file should be.
+    """
+
+    def __init__(self, message: str, entry: "FileEntry") -> None:
+        """Keeps the sentence and the entry."""
+        super().__init__(message)
+        self.entry = entry

@@ -15,13 +15,15 @@ from typing import Self
 
 from tidegate_contract.document import MAX_BYTES
 from tidegate_contract.errors import Corrupt
-from tidegate_contract.layout import temp_file
+from tidegate_contract.layout import TRASH, temp_file
 
 FOLDER_MODE = 0o2770
 """Set-group-ID, so that sidecar and agent of the tier's group may clean what the trainer made."""
 FILE_MODE = 0o640
 _RESERVATION = "0" * 16
 _ABANDONED_SECONDS = 60.0
+_NOT_A_FILE = frozenset({errno.ENXIO, errno.ENODEV})
+"""Open of a socket, or of a device that nobody serves."""
 _NO_HARD_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK})
 
 
@@ -67,11 +69,17 @@ class Folder:
         return Folder(os.open(name, flags, dir_fd=self._fd), f"{self.path}/{name}")
 
     def ensure_child(self, name: str) -> "Folder":
-        """Opens a directory inside this one and makes it, durably, where it is missing."""
+        """Opens a directory inside this one and makes it where it is missing; durable either way.
+
+        One that was there is synced as well: its maker may have died before that, and whatever is
+        put into it would go with its name in a power cut.
+        """
         try:
             os.mkdir(name, FOLDER_MODE, dir_fd=self._fd)
         except FileExistsError:
-            return self.child(name)
+            folder = self.child(name)
+            self.sync()
+            return folder
         folder = self.child(name)
         os.fchmod(folder.fd, FOLDER_MODE)  # mkdir's mode passed through the umask
         self.sync()
@@ -107,6 +115,8 @@ class Folder:
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise Corrupt(f"{self.path}/{name}: a symbolic link") from error
+            if error.errno in _NOT_A_FILE:
+                raise Corrupt(f"{self.path}/{name}: not a regular file") from error
             raise
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
@@ -124,8 +134,9 @@ class Folder:
         except FileNotFoundError:
             return None
         with os.fdopen(fd, "rb") as file:
-            data = file.read(limit + 1)
-        if len(data) > limit:
+            is_small = os.fstat(fd).st_size <= limit
+            data = file.read(limit + 1) if is_small else b""
+        if not is_small or len(data) > limit:
             raise Corrupt(f"{self.path}/{name}: over {limit} bytes")
         return data
 
@@ -251,3 +262,30 @@ class NewFile:
             fd, self.fd = self.fd, -1
             os.close(fd)
         self._folder.remove(self.name)
+
+
+def open_step(run: Folder, folder: str) -> Folder:
+    """Opens a step folder by the path that a scan gave, or where it was moved meanwhile.
+
+    Retention moves steps into `.trash` and, after a rollback, out of it, while a job that has just
+    chosen one opens it.
+
+    Args:
+        run: the run's folder; stays the caller's.
+        folder: relative to the run's, as in `scan.StepRecord`.
+
+    Raises:
+        FileNotFoundError: it is in neither place.
+        OSError: it cannot be opened.
+    """
+    name = folder.removeprefix(f"{TRASH}/")
+    is_in_trash = name != folder
+    for place in (is_in_trash, not is_in_trash, is_in_trash):
+        try:
+            if not place:
+                return run.child(name)
+            with run.child(TRASH) as trash:
+                return trash.child(name)
+        except FileNotFoundError:
+            continue
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{run.path}/{folder}")

@@ -1,4 +1,4 @@
-"""Who a run is: run.json, lineage claims, tier ids. Pure documents; `publish` writes them."""
+"""Who a run is, its restores and pins, tier ids. Pure documents; `publish` writes them."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -41,7 +41,7 @@ class LineageClaim:
         number: 1 + the highest number that any rank saw; newer means (lineage, step).
         restored: the attempt that was chosen; None for a fresh start.
         explicit: True when a person named the attempt: it is then ordered as (number, its step).
-        tries: how often this attempt was tried before and did not come back to training.
+        tries: how often in a row this attempt was tried before and did not come back to training.
         claimed_at: UTC.
     """
 
@@ -53,6 +53,45 @@ class LineageClaim:
     explicit: bool = False
     tries: int = 0
     claimed_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """`lineages/<n>.trained.json`: the restore of that lineage came back to training.
+
+    Written by rank 0 after the first step that follows a restore. A claim without it is a try that
+    failed, or has not ended.
+
+    Attributes:
+        run_id: UUID of the run.
+        number: of the lineage.
+        trained_at: UTC.
+    """
+
+    KIND: ClassVar[str] = "trained"
+
+    run_id: str
+    number: int
+    trained_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """`pins/<step folder>.json` on the remote tier: a commit that no retention removes.
+
+    Attributes:
+        run_id: UUID of the run.
+        attempt: which.
+        reason: a person's words; may be empty.
+        pinned_at: UTC.
+    """
+
+    KIND: ClassVar[str] = "pin"
+
+    run_id: str
+    attempt: Attempt
+    reason: str = ""
+    pinned_at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 ```
 <local run folder>/  root-id run.json control.json state-<rank>.json step-…/ quarantine/
-<remote run folder>/ run.json lineages/<n>.json step-…/ .trash/ quarantine/
+<remote run folder>/ run.json lineages/<n>.json lineages/<n>.trained.json pins/<step folder>.json
+                     step-…/ .trash/ quarantine/
 ```
 
 A step folder has its final name from the start; only a valid COMMIT makes it a checkpoint.
@@ -19,6 +20,7 @@ CONTROL_DOCUMENT = "control.json"
 ROOT_ID = "root-id"
 TIER_DOCUMENT = "tier.json"
 LINEAGES = "lineages"
+PINS = "pins"
 TRASH = ".trash"
 QUARANTINE = "quarantine"
 
@@ -29,12 +31,14 @@ METADATA_REMOTE = "metadata-remote"
 MANIFEST = "manifest.json"
 COMMIT = "COMMIT"
 
-_STEP = re.compile(r"step-(\d{20})\.([0-9a-f]{16})")
-_DATA = re.compile(r"(weights|optim|rest|replica)-(0|[1-9]\d{0,8})\.distcp")
-_SEAL = re.compile(r"seal-(0|[1-9]\d{0,8})\.json")
-_ANNOUNCED = re.compile(r"announced-(0|[1-9]\d{0,8})\.json")
-_STATE = re.compile(r"state-(0|[1-9]\d{0,8})\.json")
-_LINEAGE = re.compile(r"([1-9]\d{0,17})\.json")
+_RANK = r"(0|[1-9][0-9]{0,8})"  # not \d: that takes the digits of every script
+_STEP = re.compile(r"step-([0-9]{20})\.([0-9a-f]{16})")
+_DATA = re.compile(rf"(weights|optim|rest|replica)-{_RANK}\.distcp")
+_SEAL = re.compile(rf"seal-{_RANK}\.json")
+_ANNOUNCED = re.compile(rf"announced-{_RANK}\.json")
+_STATE = re.compile(rf"state-{_RANK}\.json")
+_LINEAGE = re.compile(r"([1-9][0-9]{0,17})\.json")
+_TRAINED = re.compile(r"([1-9][0-9]{0,17})\.trained\.json")
 _TEMP = re.compile(r"\.tmp-[0-9a-f]{16}-.+")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -137,6 +141,28 @@ def parse_lineage_file(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def trained_file(number: int) -> str:
+    """Name, beside a lineage's claim, of the word that its restore came back to training."""
+    return f"{number}.trained.json"
+
+
+def parse_trained_file(name: str) -> int | None:
+    """The lineage of such a word's name; None for any other name."""
+    match = _TRAINED.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def pin_file(attempt: Attempt) -> str:
+    """Name inside `pins/` of the pin of an attempt."""
+    return f"{step_folder(attempt)}.json"
+
+
+def parse_pin_file(name: str) -> Attempt | None:
+    """The attempt of a pin's name; None for any other name."""
+    stem = name.removesuffix(".json")
+    return parse_step_folder(stem) if stem != name else None
+
+
 def temp_file(final: str, token: str) -> str:
     """Name of the unfinished `final`; `token` is 16 hex digits, new for each try."""
     return f".tmp-{token}-{final}"
@@ -165,7 +191,7 @@ def parse_target_file(name: str) -> str | None:
 
 def quarantined_file(attempt: Attempt, name: str) -> str:
     """Name inside `quarantine/` of a damaged file of a step folder."""
-    return f"{step_folder(attempt)}.{name.lstrip('.')}"
+    return f"{step_folder(attempt)}.{name}"
 
 
 def parse_quarantined_file(name: str) -> Attempt | None:
@@ -182,7 +208,30 @@ def check_file_name(name: str) -> str:
     """
     if not _NAME.fullmatch(name) or name in (".", "..") or is_temp_file(name):
         raise ValueError(f"file name {name[:80]!r} is not allowed")
+    if is_step_document(name):
+        raise ValueError(f"file name {name!r} is not allowed: a step's own document has it")
     return name
+
+
+def is_step_document(name: str) -> bool:
+    """True for what a step folder's own documents are called, also where case does not count."""
+    folded = name.lower()
+    return (
+        folded in (MANIFEST, COMMIT.lower())
+        or parse_seal_file(folded) is not None
+        or parse_announced_file(folded) is not None
+    )
+
+
+def check_tier_path(path: str) -> str:
+    """A path below a tier's root, such as `team/run`; it may not leave the root.
+
+    Raises:
+        ValueError: it is absolute, empty, or has `.` or `..` in it.
+    """
+    if not path or "\0" in path or any(part in ("", ".", "..") for part in path.split("/")):
+        raise ValueError(f"path {path[:80]!r} is not allowed: it must be below the tier's root")
+    return path
 
 
 def check_run_name(name: str) -> str:

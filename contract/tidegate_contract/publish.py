@@ -5,24 +5,30 @@ before; the caller looks again with `scan`, it never assumes.
 """
 
 import os
+from dataclasses import replace
 from datetime import datetime
 
 from tidegate_contract.digest import ContentHasher, sha256_hex
 from tidegate_contract.document import encode
-from tidegate_contract.errors import Corrupt, Reject, Retry
+from tidegate_contract.errors import Corrupt, DamagedFile, Reject, Retry
 from tidegate_contract.folder import Folder
-from tidegate_contract.identity import LineageClaim, RunIdentity
+from tidegate_contract.identity import LineageClaim, Pin, RunIdentity, Trained
 from tidegate_contract.layout import (
     COMMIT,
     LINEAGES,
     MANIFEST,
     METADATA,
     METADATA_REMOTE,
+    PINS,
+    QUARANTINE,
     RUN_DOCUMENT,
     Attempt,
     announced_file,
     lineage_file,
+    pin_file,
+    quarantined_file,
     seal_file,
+    trained_file,
 )
 from tidegate_contract.scan import (
     CommittedStep,
@@ -30,8 +36,9 @@ from tidegate_contract.scan import (
     confirm_commit,
     read_commit,
     read_identity,
+    verify_file,
 )
-from tidegate_contract.seal import Commit, Manifest, Seal
+from tidegate_contract.seal import Commit, FileEntry, Manifest, Seal, has_own_metadata
 
 _READ_BYTES = 4 << 20
 
@@ -63,6 +70,7 @@ def ensure_identity(run: Folder, wanted: RunIdentity) -> RunIdentity:
     """
     found = read_identity(run)
     if found is not None:
+        run.sync()  # its writer may have died before its name was durable
         return found
     if create_document(run, RUN_DOCUMENT, wanted):
         return wanted
@@ -92,6 +100,35 @@ def claim_lineage(run: Folder, claim: LineageClaim) -> bool:
         return create_document(folder, lineage_file(claim.number), claim)
 
 
+def note_trained(run: Folder, word: Trained) -> bool:
+    """Says that a restore came back to training; False if that was said before."""
+    with run.ensure_child(LINEAGES) as folder:
+        return create_document(folder, trained_file(word.number), word)
+
+
+def write_pin(run: Folder, pin: Pin) -> None:
+    """Pins a commit; the caller looks afterwards whether it is still there.
+
+    Retention reads the pins right before it moves a step, so a pin that was written before that
+    holds; whoever pins a step that was just moved finds it in `.trash` and moves it back.
+    """
+    with run.ensure_child(PINS) as folder:
+        write_document(folder, pin_file(pin.attempt), pin)
+
+
+def remove_pin(run: Folder, attempt: Attempt) -> bool:
+    """Takes a pin away; False if there was none."""
+    try:
+        folder = run.child(PINS)
+    except FileNotFoundError:
+        return False
+    with folder:
+        found = folder.size(pin_file(attempt)) is not None
+        folder.remove(pin_file(attempt))
+        folder.sync()
+    return found
+
+
 def announce(step: Folder, seal: Seal) -> None:
     """Tells, on the remote tier, that this rank's files will come."""
     write_document(step, announced_file(seal.rank), seal)
@@ -106,7 +143,9 @@ def write_seal(step: Folder, seal: Seal) -> None:
 def commit_step(step: Folder, attempt: Attempt, run_id: str, now: datetime) -> CommittedStep | None:
     """Commits a step if all receipts and files are there; safe to race and to repeat.
 
-    Called by sidecars, agents and restoring trainers on the remote tier.
+    A COMMIT or manifest that was damaged, or a `.metadata` that was set aside, is written again:
+    all three are functions of the receipts. Called by sidecars, agents and restoring trainers on
+    the remote tier.
 
     Args:
         step: the open step folder; all work goes through this handle.
@@ -119,14 +158,20 @@ def commit_step(step: Folder, attempt: Attempt, run_id: str, now: datetime) -> C
 
     Raises:
         OSError: from any call; the step may or may not count: look again.
-        Corrupt: COMMIT does not match the step, or the seals contradict each other.
+        DamagedFile: rank 0's metadata does not match its seal; the caller sets it aside.
+        Corrupt: the seals contradict each other.
+        Reject: a newer release wrote COMMIT or manifest.
     """
-    if read_commit(step, attempt, run_id) is not None:
-        return confirm_commit(step, attempt, run_id)
+    try:
+        if read_commit(step, attempt, run_id) is not None:
+            return confirm_commit(step, attempt, run_id)
+    except Corrupt:
+        pass  # as good as no commit; the receipts tell whether there can be one
     manifest = committable_manifest(step, attempt, run_id)
     if manifest is None:
         return None
-    _publish_metadata(step, manifest)
+    if has_own_metadata(manifest):
+        _publish_metadata(step, manifest)
     write_document(step, MANIFEST, manifest)
     digest = sha256_hex(encode(manifest))
     write_document(step, COMMIT, Commit(manifest_sha256=digest, committed_at=now))
@@ -144,5 +189,55 @@ def _publish_metadata(step: Folder, manifest: Manifest) -> None:
             hasher.update(data)
             file.write(data)
         if hasher.finish() != entry.content:
-            raise Corrupt(f"{step.path}/{METADATA_REMOTE}: does not match its seal")
+            source_entry = next(e for e in manifest.files if e.name == METADATA_REMOTE)
+            path = f"{step.path}/{METADATA_REMOTE}"
+            raise DamagedFile(f"{path}: does not match its seal", source_entry)
         file.publish(entry.size)
+
+
+def set_aside(run: Folder, step: Folder, attempt: Attempt, entry: FileEntry) -> bool:
+    """Moves one damaged file of a step into `quarantine/`, for people; nobody reads it again.
+
+    Its step is incomplete from then on, so whoever still holds the file copies it again. Two
+    readers may meet the same damage, and that copy may be there before the second one comes: a
+    file that is whole stays, or is put back.
+
+    Args:
+        run: the run's folder on the file's tier.
+        step: the open step folder.
+        attempt: which step it is.
+        entry: what the file should be.
+
+    Returns:
+        False if the file was whole, or gone.
+
+    Raises:
+        OSError: it cannot be read or moved.
+    """
+    aside_name = quarantined_file(attempt, entry.name)
+    with run.ensure_child(QUARANTINE) as quarantine:
+        try:
+            if is_whole(step, entry):
+                return False
+            step.rename(entry.name, aside_name, quarantine)
+        except FileNotFoundError:
+            return False
+        was_whole = is_whole(quarantine, replace(entry, name=aside_name))
+        if was_whole:
+            quarantine.rename(aside_name, entry.name, step)
+        quarantine.sync()
+    step.sync()
+    return not was_whole
+
+
+def is_whole(folder: Folder, entry: FileEntry) -> bool:
+    """Reads a file and says whether it is what it should be.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        verify_file(folder, entry)
+    except Corrupt:
+        return False
+    return True

@@ -1,16 +1,21 @@
 """Which copies a run restores: the trainer restores them, the controller shows them. Pure.
 
 The answer is the newest attempt, by (lineage, step), for which every rank has a source: its own
-node's local copy if that was sealed by exactly the ranks the node has now, else the remote commit.
+node's local copy if this rank, or all ranks, sealed it there, else the remote commit. Whether a
+rank then finds all that it needs is for the vote. A step whose restore failed too often in a row is
+left to people.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tidegate_contract.identity import LineageClaim
-from tidegate_contract.layout import Attempt
+from tidegate_contract.layout import TRASH, Attempt
 from tidegate_contract.scan import StepRecord
+from tidegate_contract.tries import count_failed_tries
+
+_NAMED_RANKS = 8
 
 
 class Source(StrEnum):
@@ -41,6 +46,11 @@ class Copy:
     is_announced: bool = False
     folder: str
 
+    @property
+    def is_in_trash(self) -> bool:
+        """Moved aside: a commit there is still a candidate, but nobody goes on copying."""
+        return self.folder.startswith(f"{TRASH}/")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
@@ -51,7 +61,11 @@ class World:
         local: for each node its local copies, in the order of `nodes`.
         remote: copies on the remote tier; None when it could not be read.
         claims: all lineage claims.
-        step: restore this step only; None means the newest.
+        step: a person wants this step and no other, however often it failed; None means the newest.
+        trained: lineages that are known to have come back to training.
+        running: lineages that this very restore has claimed: tries that have not failed yet.
+        max_tries: failed restores in a row after which a step is set aside; None counts nothing.
+        failed_local: (node, attempt) → why that node's copy could not be opened or verified.
     """
 
     nodes: tuple[frozenset[int], ...]
@@ -59,6 +73,15 @@ class World:
     remote: tuple[Copy, ...] | None
     claims: tuple[LineageClaim, ...] = ()
     step: int | None = None
+    trained: frozenset[int] = frozenset()
+    running: frozenset[int] = frozenset()
+    max_tries: int | None = None
+    failed_local: Mapping[tuple[int, Attempt], str] = field(default_factory=dict)
+
+    @property
+    def copies(self) -> list[Copy]:
+        """The copies of both tiers."""
+        return [*(self.remote or ()), *(copy for node in self.local for copy in node)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +91,7 @@ class Candidate:
     Attributes:
         attempt, lineage, tokens, world_size: of the copy.
         sources: rank → tier.
-        remote_folder: relative to the remote run folder; None if nobody reads there.
+        folders: rank → folder, relative to the run folder of that tier.
     """
 
     attempt: Attempt
@@ -76,7 +99,13 @@ class Candidate:
     tokens: int
     world_size: int
     sources: tuple[Source, ...]
-    remote_folder: str | None
+    folders: tuple[str, ...]
+
+    @property
+    def remote_folder(self) -> str | None:
+        """Relative to the remote run folder; None if nobody reads there."""
+        pairs = zip(self.sources, self.folders, strict=True)
+        return next((folder for source, folder in pairs if source is Source.REMOTE), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +114,18 @@ class RestorePoint:
 
     Attributes:
         candidates: newest first; a failed vote takes the next one.
-        refused: newer or equal attempts that were not offered, with a sentence each, newest first.
-        pending: a newer attempt that all ranks announced and that may yet be committed.
+        refused: attempts that are not offered, with a sentence each, newest first.
+        pending: an attempt newer than all candidates that all ranks announced and that may yet be
+            committed.
+        set_aside: those of `refused` that could be opened and failed too often.
+        order: all attempts that were judged, newest first.
     """
 
     candidates: tuple[Candidate, ...]
     refused: tuple[tuple[Attempt, str], ...]
     pending: Attempt | None
+    set_aside: frozenset[Attempt] = frozenset()
+    order: tuple[Attempt, ...] = ()
 
 
 def copy_of(record: StepRecord) -> Copy | None:
@@ -134,54 +168,129 @@ def next_lineage(copies: Sequence[Copy], claims: Sequence[LineageClaim]) -> int:
     return 1 + max([0, *(c.lineage for c in copies), *(c.number for c in claims)])
 
 
+def find_failed_tries(world: World) -> dict[Attempt, int]:
+    """Attempt → restores in a row that did not come back to training, as far as the world tells."""
+    saved = {copy.lineage for copy in world.copies}
+    return count_failed_tries(world.claims, saved | world.trained, world.running)
+
+
 def decide_restore_point(world: World) -> RestorePoint:
     """Orders what can be restored; see the module's first lines for the rule."""
     by_attempt: dict[Attempt, Copy] = {}
-    for copy in [*(world.remote or ()), *(c for node in world.local for c in node)]:
-        by_attempt.setdefault(copy.attempt, copy)
+    for copy in world.copies:
+        if world.step is None or copy.attempt.step == world.step:
+            by_attempt.setdefault(copy.attempt, copy)
     ordered = sorted(
         by_attempt.values(),
         key=lambda copy: order_key(copy.attempt, copy.lineage, world.claims),
         reverse=True,
     )
-    remote = {copy.attempt: copy for copy in world.remote or ()}
-    candidates, refused = [], []
+    view = _View(world)
+    tired = _find_tired(world)
+    candidates: list[Candidate] = []
+    refused: list[tuple[Attempt, str]] = []
+    set_aside: set[Attempt] = set()
     pending = None
     for copy in ordered:
-        if world.step is not None and copy.attempt.step != world.step:
-            continue
-        found = _decide_candidate(world, copy, remote)
-        if isinstance(found, Candidate):
+        found = _decide_candidate(view, copy)
+        if isinstance(found, str):
+            refused.append((copy.attempt, found))
+            if not candidates and pending is None and copy.attempt in view.coming:
+                pending = copy.attempt
+        elif copy.attempt in tired:
+            refused.append((copy.attempt, tired[copy.attempt]))
+            set_aside.add(copy.attempt)
+        else:
             candidates.append(found)
+    return RestorePoint(
+        candidates=tuple(candidates),
+        refused=tuple(refused),
+        pending=pending,
+        set_aside=frozenset(set_aside),
+        order=tuple(copy.attempt for copy in ordered),
+    )
+
+
+def _find_tired(world: World) -> dict[Attempt, str]:
+    """Attempts that failed too often, each with its sentence."""
+    if world.max_tries is None or world.step is not None:
+        return {}
+    return {
+        attempt: f"its restore was tried {tries} times in a row and never came back to training"
+        for attempt, tries in find_failed_tries(world).items()
+        if tries >= max(1, world.max_tries)
+    }
+
+
+class _View:
+    """A world's copies by attempt: of two copies of one attempt in a place, the better one."""
+
+    def __init__(self, world: World) -> None:
+        far = world.remote or ()
+        self.world = world
+        self.size = sum(len(ranks) for ranks in world.nodes)
+        self.far = _best_copies(far)
+        self.coming = {c.attempt for c in far if c.is_announced and not c.is_in_trash}
+        self.near = [_best_copies(copies) for copies in world.local]
+        for node, attempt in world.failed_local:
+            self.near[node].pop(attempt, None)
+
+
+def _best_copies(copies: Iterable[Copy]) -> dict[Attempt, Copy]:
+    best: dict[Attempt, Copy] = {}
+    for copy in copies:
+        other = best.get(copy.attempt)
+        if other is None or _worth(copy) > _worth(other):
+            best[copy.attempt] = copy
+    return best
+
+
+def _worth(copy: Copy) -> tuple[bool, int, bool]:
+    return (copy.is_committed, len(copy.ranks), not copy.is_in_trash)
+
+
+def _decide_candidate(view: _View, copy: Copy) -> Candidate | str:
+    far = view.far.get(copy.attempt)
+    is_durable = far is not None and far.is_committed
+    sources = [Source.REMOTE] * view.size
+    folders = [far.folder if far is not None else ""] * view.size
+    lacking: list[int] = []
+    for node, ranks in enumerate(view.world.nodes):
+        near = view.near[node].get(copy.attempt)
+        if near is None:
+            lacking += ranks
             continue
-        refused.append((copy.attempt, found))
-        far = remote.get(copy.attempt)
-        if not candidates and pending is None and far is not None and far.is_announced:
-            pending = copy.attempt
-    return RestorePoint(candidates=tuple(candidates), refused=tuple(refused), pending=pending)
-
-
-def _decide_candidate(world: World, copy: Copy, remote: Mapping[Attempt, Copy]) -> Candidate | str:
-    far = remote.get(copy.attempt)
-    size = sum(len(ranks) for ranks in world.nodes)
-    sources = [Source.REMOTE] * size
-    for ranks, copies in zip(world.nodes, world.local, strict=True):
-        near = next((c for c in copies if c.attempt == copy.attempt), None)
-        is_near = near is not None and near.world_size == size and near.ranks == ranks
-        if is_near:
-            for rank in ranks:
-                sources[rank] = Source.LOCAL
-        elif far is None or not far.is_committed:
-            where = (
-                "the remote tier is not readable" if world.remote is None else "it is not durable"
-            )
-            return f"ranks {sorted(ranks)} have no whole local copy and {where}"
-    is_far_read = Source.REMOTE in sources
+        served = _served(near, ranks, view.size)
+        lacking += ranks - served
+        for rank in served:
+            sources[rank], folders[rank] = Source.LOCAL, near.folder
+    if lacking and not is_durable:
+        return _explain_lack(view.world, copy.attempt, lacking)
     return Candidate(
         attempt=copy.attempt,
         lineage=copy.lineage,
         tokens=copy.tokens,
         world_size=copy.world_size,
         sources=tuple(sources),
-        remote_folder=far.folder if far is not None and is_far_read else None,
+        folders=tuple(folders),
     )
+
+
+def _served(near: Copy, ranks: frozenset[int], size: int) -> frozenset[int]:
+    """Which of a node's ranks read its copy: those that sealed it there, or all if it is whole.
+
+    A whole one serves any number of ranks. Another rank's part alone says nothing about what this
+    rank needs.
+    """
+    if len(near.ranks) == near.world_size:
+        return ranks
+    return ranks & near.ranks if near.world_size == size else frozenset()
+
+
+def _explain_lack(world: World, attempt: Attempt, lacking: Sequence[int]) -> str:
+    named = sorted(lacking)
+    more = f" and {len(named) - _NAMED_RANKS} more" if len(named) > _NAMED_RANKS else ""
+    where = "the remote tier is not readable" if world.remote is None else "it is not durable"
+    whys = [why for (_, failed), why in world.failed_local.items() if failed == attempt]
+    told = f" ({whys[0]})" if whys else ""
+    return f"ranks {named[:_NAMED_RANKS]}{more} have no whole local copy{told} and {where}"

@@ -6,32 +6,46 @@ any process that may read the folder.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import TypeVar
 
-from tidegate_contract.digest import ContentHasher, sha256_hex
-from tidegate_contract.document import decode
+from tidegate_contract.digest import ContentDigest, ContentHasher, sha256_hex
+from tidegate_contract.document import decode, max_bytes
 from tidegate_contract.errors import Corrupt, Reject
 from tidegate_contract.folder import Folder
-from tidegate_contract.identity import LineageClaim, RunIdentity
+from tidegate_contract.identity import LineageClaim, Pin, RunIdentity, Trained
 from tidegate_contract.layout import (
     COMMIT,
     LINEAGES,
     MANIFEST,
     METADATA,
+    PINS,
     RUN_DOCUMENT,
     TRASH,
     Attempt,
     parse_announced_file,
     parse_lineage_file,
+    parse_pin_file,
     parse_seal_file,
     parse_step_folder,
+    parse_trained_file,
 )
-from tidegate_contract.seal import Commit, FileEntry, Manifest, Seal, build_manifest
+from tidegate_contract.seal import (
+    Commit,
+    FileEntry,
+    Manifest,
+    Seal,
+    build_manifest,
+    covers_all_ranks,
+    has_own_metadata,
+)
 
 _READ_BYTES = 4 << 20
 _UNKNOWN_TIME = datetime.fromtimestamp(0, UTC)
+
+D = TypeVar("D")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,19 +79,24 @@ class StepRecord:
     @property
     def is_sealed_by_all(self) -> bool:
         """Every rank's seal, or its announcement, is here."""
-        known = self.announced | self.seals
-        return bool(known) and set(known) == set(range(next(iter(known.values())).world_size))
+        return covers_all_ranks(self.announced | self.seals)
 
 
 def read_identity(run: Folder) -> RunIdentity | None:
-    """The run's `run.json`; None where there is none.
+    """The run's `run.json`; None where there is none. Raises as `read_document`."""
+    return read_document(run, RunIdentity, RUN_DOCUMENT)
+
+
+def read_document(folder: Folder, cls: type[D], name: str) -> D | None:
+    """One document of an open folder; None where there is no such file.
 
     Raises:
-        Corrupt: it is damaged.
+        Corrupt: it is damaged, or no regular file.
         Reject: a newer release wrote it.
+        OSError: it cannot be read.
     """
-    data = run.read(RUN_DOCUMENT)
-    return None if data is None else decode(RunIdentity, data, f"{run.path}/{RUN_DOCUMENT}")
+    data = folder.read(name, max_bytes(cls))
+    return None if data is None else decode(cls, data, f"{folder.path}/{name}")
 
 
 def scan_claims(run: Folder, run_id: str) -> list[LineageClaim]:
@@ -105,23 +124,65 @@ def scan_claims(run: Folder, run_id: str) -> list[LineageClaim]:
 
 def _read_claim(folder: Folder, name: str, number: int, run_id: str) -> LineageClaim | None:
     try:
-        data = folder.read(name)
-        if data is None:
-            return None
-        claim = decode(LineageClaim, data, f"{folder.path}/{name}")
-        if claim.number == number:
+        claim = read_document(folder, LineageClaim, name)
+        if claim is None or claim.number == number:
             return claim
     except Corrupt:
         pass
     return LineageClaim(run_id=run_id, number=number, claimed_at=_UNKNOWN_TIME)
 
 
+def scan_trained(run: Folder, run_id: str) -> frozenset[int]:
+    """Lineages of the run whose restore came back to training; a damaged word counts as none.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    try:
+        folder = run.child(LINEAGES)
+    except FileNotFoundError:
+        return frozenset()
+    with folder:
+        numbers = {name: n for name in folder.names() if (n := parse_trained_file(name))}
+        return frozenset(n for name, n in numbers.items() if _is_trained(folder, name, n, run_id))
+
+
+def _is_trained(folder: Folder, name: str, number: int, run_id: str) -> bool:
+    try:
+        word = read_document(folder, Trained, name)
+    except (Corrupt, Reject):
+        return False
+    return word is not None and (word.number, word.run_id) == (number, run_id)
+
+
+def scan_pins(run: Folder) -> dict[Attempt, Pin | None]:
+    """The pins of the run, by attempt; a pin that cannot be read still holds, as None.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    try:
+        folder = run.child(PINS)
+    except FileNotFoundError:
+        return {}
+    with folder:
+        names = {attempt: name for name in folder.names() if (attempt := parse_pin_file(name))}
+        return {attempt: _read_pin(folder, name, attempt) for attempt, name in names.items()}
+
+
+def _read_pin(folder: Folder, name: str, attempt: Attempt) -> Pin | None:
+    try:
+        pin = read_document(folder, Pin, name)
+    except (Corrupt, Reject, PermissionError):
+        return None
+    return pin if pin is not None and pin.attempt == attempt else None
+
+
 def scan_steps(run: Folder, run_id: str) -> list[StepRecord]:
     """Records of all step folders, `.trash` included, by step; unknown names are not touched.
 
-    Args:
-        run: the run's folder on one tier.
-        run_id: seals and manifests of any other run are refused.
+    A step that is moved into `.trash` or out of it meanwhile is seen all the same: else a restore
+    might see no step at all. Seals and manifests of any other run than `run_id` are refused.
     """
     records = _scan_inside(run, "", run_id)
     try:
@@ -130,19 +191,27 @@ def scan_steps(run: Folder, run_id: str) -> list[StepRecord]:
         return records
     with trash:
         records += _scan_inside(trash, f"{TRASH}/", run_id)
+    records += _scan_inside(run, "", run_id, known={record.attempt for record in records})
     return sorted(records, key=lambda record: record.attempt)
 
 
-def _scan_inside(folder: Folder, prefix: str, run_id: str) -> list[StepRecord]:
+def _scan_inside(
+    folder: Folder, prefix: str, run_id: str, known: Container[Attempt] = ()
+) -> list[StepRecord]:
     records = []
     for name in folder.names():
         attempt = parse_step_folder(name)
-        if attempt is None:
+        if attempt is None or attempt in known:
             continue
         try:
             step = folder.child(name)
-        except OSError:
-            continue  # moved or removed since the listing, or not a directory
+        except FileNotFoundError:
+            continue  # moved or removed since the listing
+        except OSError as error:
+            problem = f"{folder.path}/{name}: cannot be opened ({error.strerror})"
+            path = f"{prefix}{name}"
+            records.append(StepRecord(attempt=attempt, folder=path, problems=(problem,)))
+            continue
         with step:
             records.append(scan_step(step, attempt, f"{prefix}{name}", run_id))
     return records
@@ -159,8 +228,8 @@ def scan_step(step: Folder, attempt: Attempt, folder: str, run_id: str) -> StepR
     """
     problems: list[str] = []
     expected = (attempt, run_id)
-    announced = _read_seals(step, parse_announced_file, expected, problems)
-    sealed = _read_seals(step, parse_seal_file, expected, problems)
+    announced = read_seals(step, parse_announced_file, expected, problems)
+    sealed = read_seals(step, parse_seal_file, expected, problems)
     sound = {}
     for rank, seal in sealed.items():
         # announcements exist on the remote tier only, and so do not the files of scope LOCAL there
@@ -184,24 +253,31 @@ def scan_step(step: Folder, attempt: Attempt, folder: str, run_id: str) -> StepR
     )
 
 
-def _read_seals(
+def read_seals(
     step: Folder,
     parse_name: Callable[[str], int | None],
     expected: tuple[Attempt, str],
     problems: list[str],
 ) -> dict[int, Seal]:
+    """Rank → seal of all readable seals, or announcements, of one open step folder.
+
+    Args:
+        step: the open step folder.
+        parse_name: which documents: `parse_seal_file` or `parse_announced_file`.
+        expected: attempt and run id that they must have.
+        problems: takes a sentence for each that was refused.
+    """
     seals = {}
     for name in step.names():
         rank = parse_name(name)
         if rank is None:
             continue
         try:
-            data = step.read(name)
-            if data is None:
-                continue
-            seal = decode(Seal, data, f"{step.path}/{name}")
+            seal = read_document(step, Seal, name)
         except (Corrupt, Reject) as error:
             problems.append(str(error))
+            continue
+        if seal is None:
             continue
         if (seal.rank, (seal.attempt, seal.run_id)) == (rank, expected):
             seals[rank] = seal
@@ -230,19 +306,29 @@ def read_commit(step: Folder, attempt: Attempt, run_id: str) -> CommittedStep | 
         Corrupt: COMMIT is there and does not match, or a file is missing or of another size.
         Reject: a newer release wrote it.
     """
-    data = step.read(COMMIT)
-    if data is None:
+    found = read_manifest(step, attempt, run_id)
+    bad = find_wrong_size(step, found.manifest.files) if found is not None else None
+    if bad is not None:
+        raise Corrupt(f"{step.path}: {bad}")
+    return found
+
+
+def read_manifest(step: Folder, attempt: Attempt, run_id: str) -> CommittedStep | None:
+    """COMMIT and the manifest that it marks, whatever became of the files; None without COMMIT.
+
+    Raises:
+        Corrupt: COMMIT or manifest is damaged, or they do not match.
+        Reject: a newer release wrote one of them.
+    """
+    commit = read_document(step, Commit, COMMIT)
+    if commit is None:
         return None
-    commit = decode(Commit, data, f"{step.path}/{COMMIT}")
     text = step.read(MANIFEST)
     if text is None or sha256_hex(text) != commit.manifest_sha256:
         raise Corrupt(f"{step.path}/{MANIFEST}: does not match {COMMIT}")
     manifest = decode(Manifest, text, f"{step.path}/{MANIFEST}")
     if (manifest.attempt, manifest.run_id) != (attempt, run_id):
         raise Corrupt(f"{step.path}/{MANIFEST}: belongs to another attempt or run")
-    bad = find_wrong_size(step, manifest.files)
-    if bad is not None:
-        raise Corrupt(f"{step.path}: {bad}")
     return CommittedStep(manifest=manifest, commit=commit)
 
 
@@ -258,12 +344,11 @@ def confirm_commit(step: Folder, attempt: Attempt, run_id: str) -> CommittedStep
 def committable_manifest(step: Folder, attempt: Attempt, run_id: str) -> Manifest | None:
     """The manifest that a committer would write now; None while a receipt or file is missing."""
     record = scan_step(step, attempt, step.path, run_id)
-    if not record.seals or set(record.seals) != set(
-        range(next(iter(record.seals.values())).world_size)
-    ):
+    if not covers_all_ranks(record.seals):
         return None
     manifest = build_manifest(record.seals)
-    files = tuple(entry for entry in manifest.files if entry.name != METADATA)
+    made = {METADATA} if has_own_metadata(manifest) else set()
+    files = tuple(entry for entry in manifest.files if entry.name not in made)
     return manifest if find_wrong_size(step, files) is None else None
 
 
@@ -274,16 +359,38 @@ def verify_file(step: Folder, entry: FileEntry) -> None:
         Corrupt: names the file and its first bad block.
         OSError: it cannot be read.
     """
+    found = hash_file(step, entry)
+    for index, (got, want) in enumerate(zip(found.blocks, entry.blocks, strict=True)):
+        if got != want:
+            where = f"block {index} of {len(entry.blocks)}"
+            raise Corrupt(f"{step.path}/{entry.name}: {where} is damaged")
+
+
+def hash_file(
+    step: Folder, entry: FileEntry, on_bytes: Callable[[int], None] = lambda _: None
+) -> ContentDigest:
+    """Digests of a file of the declared size, in the blocks of its entry.
+
+    A file that somebody lengthens meanwhile is read no further than its declared size.
+
+    Args:
+        step: the open step folder.
+        entry: which file, and how long it is to be.
+        on_bytes: told the bytes of each piece that was read.
+
+    Raises:
+        Corrupt: another size, or not a regular file.
+        OSError: it cannot be read.
+    """
     fd = step.open_file(entry.name)
     hasher = ContentHasher(entry.block_size)
     with os.fdopen(fd, "rb", buffering=0) as file:
-        while data := file.read(_READ_BYTES):
+        size = os.fstat(fd).st_size
+        left = entry.size if size == entry.size else 0
+        while left and (data := file.read(min(left, _READ_BYTES))):
             hasher.update(data)
-    found = hasher.finish()
-    if found.size != entry.size:
-        raise Corrupt(f"{step.path}/{entry.name}: {found.size} bytes, declared {entry.size}")
-    for index, (got, want) in enumerate(zip(found.blocks, entry.blocks, strict=True)):
-        if got != want:
-            raise Corrupt(
-                f"{step.path}/{entry.name}: block {index} of {len(entry.blocks)} is damaged"
-            )
+            left -= len(data)
+            on_bytes(len(data))
+    if size != entry.size or left:
+        raise Corrupt(f"{step.path}/{entry.name}: {size - left} bytes, declared {entry.size}")
+    return hasher.finish()

@@ -4,7 +4,8 @@ A seal declares what one rank wrote. A manifest is a function of all seals of on
 identical whoever builds it. COMMIT holds the manifest's SHA-256 and makes the step a checkpoint.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -12,9 +13,18 @@ from typing import ClassVar
 
 from tidegate_contract.digest import BLOCK_SIZE, ContentDigest, digest_of_blocks
 from tidegate_contract.errors import Corrupt
-from tidegate_contract.layout import METADATA, METADATA_REMOTE, Attempt, check_file_name
+from tidegate_contract.layout import (
+    METADATA,
+    METADATA_REMOTE,
+    Attempt,
+    check_file_name,
+    step_folder,
+)
 
 MAX_FILE_BYTES = 1 << 50
+MAX_RANKS = 1 << 20
+"""Readers make sets of all ranks; a seal must not be able to ask for a set without end."""
+_DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
 class Scope(StrEnum):
@@ -65,6 +75,8 @@ class FileEntry:
             raise ValueError(
                 f"{self.name}: {len(self.blocks)} blocks do not cover {self.size} bytes"
             )
+        if not all(_DIGEST.fullmatch(block) for block in self.blocks):
+            raise ValueError(f"{self.name}: a block's digest is not 32 hex digits")
         if digest_of_blocks(self.blocks) != self.digest:
             raise ValueError(f"{self.name}: digest does not match its blocks")
 
@@ -101,11 +113,13 @@ class Seal:
         world_size: ranks that take part in this attempt.
         sealed_at: UTC.
         reason: why the save was made.
-        torch_version: of the writer; the same or a newer torch loads the step.
+        torch_version: of the writer; the same or a newer torch loads the step. Empty for a folder
+            that another framework wrote.
         files: what this rank wrote, local-only ones included.
     """
 
     KIND: ClassVar[str] = "seal"
+    LISTS_FILES: ClassVar[bool] = True
 
     run_id: str
     lineage: int
@@ -120,11 +134,14 @@ class Seal:
 
     def __post_init__(self) -> None:
         """Refuses a rank out of range and a file named twice."""
-        if not 0 <= self.rank < self.world_size:
-            raise ValueError(f"rank {self.rank} is not below world size {self.world_size}")
-        names = [entry.name for entry in self.files]
-        if len(set(names)) != len(names):
-            raise ValueError("a file is named twice")
+        if not 0 <= self.rank < self.world_size <= MAX_RANKS:
+            raise ValueError(
+                f"rank {self.rank} is not below world size {self.world_size}, or that is over "
+                f"{MAX_RANKS}"
+            )
+        twice = find_name_twice(self.files)
+        if twice is not None:
+            raise ValueError(f"{twice} is named twice")
 
     @property
     def flushed_files(self) -> tuple[FileEntry, ...]:
@@ -140,6 +157,7 @@ class Manifest:
     """
 
     KIND: ClassVar[str] = "manifest"
+    LISTS_FILES: ClassVar[bool] = True
 
     run_id: str
     lineage: int
@@ -150,6 +168,14 @@ class Manifest:
     reason: SaveReason
     torch_version: str
     files: tuple[FileEntry, ...]
+
+    def __post_init__(self) -> None:
+        """Refuses a world size out of range and a file named twice."""
+        if not 0 < self.world_size <= MAX_RANKS:
+            raise ValueError(f"world size {self.world_size} is not in 1…{MAX_RANKS}")
+        twice = find_name_twice(self.files)
+        if twice is not None:
+            raise ValueError(f"{twice} is named twice")
 
     @property
     def size_bytes(self) -> int:
@@ -172,29 +198,39 @@ class Commit:
     committed_at: datetime
 
 
+def find_name_twice(entries: Iterable[FileEntry]) -> str | None:
+    """The first name that another entry has as well; a tier may take two cases for one name."""
+    known: set[str] = set()
+    for entry in entries:
+        folded = entry.name.lower()  # names are ASCII
+        if folded in known:
+            return entry.name
+        known.add(folded)
+    return None
+
+
 def build_manifest(seals: Mapping[int, Seal]) -> Manifest:
     """The manifest of one attempt.
+
+    Rank 0's `metadata-remote` becomes `.metadata`. A folder that another framework wrote is taken
+    as it is.
 
     Args:
         seals: rank → seal, all ranks of the attempt.
 
     Raises:
         Corrupt: the seals are not those of ranks 0…N-1 of one attempt, two ranks claim one file,
-            or no rank sealed the metadata.
+            or rank 0 sealed no metadata although torch wrote the step.
     """
     first = seals.get(0)
-    if first is None or set(seals) != set(range(first.world_size)):
-        raise Corrupt(f"seals of ranks {sorted(seals)} are not a whole attempt")
+    if first is None or not covers_all_ranks(seals):
+        raise Corrupt(f"seals of {len(seals)} ranks are not a whole attempt")
     for rank, seal in seals.items():
         _check_same_attempt(first, rank, seal)
     entries = [entry for rank in sorted(seals) for entry in seals[rank].flushed_files]
-    names = [entry.name for entry in entries]
-    if len(set(names)) != len(names):
-        raise Corrupt(f"attempt {first.attempt}: two ranks sealed the same file")
-    source = next((entry for entry in first.files if entry.name == METADATA_REMOTE), None)
-    if source is None:
-        raise Corrupt(f"attempt {first.attempt}: rank 0 sealed no {METADATA_REMOTE}")
-    metadata = file_entry(METADATA, source.content)
+    twice = find_name_twice(entries)
+    if twice is not None:
+        raise Corrupt(f"{step_folder(first.attempt)}: two ranks sealed the same file, {twice}")
     return Manifest(
         run_id=first.run_id,
         lineage=first.lineage,
@@ -204,8 +240,34 @@ def build_manifest(seals: Mapping[int, Seal]) -> Manifest:
         sealed_at=max(seal.sealed_at for seal in seals.values()),
         reason=first.reason,
         torch_version=first.torch_version,
-        files=(*sorted(entries, key=lambda entry: entry.name), metadata),
+        files=(*sorted(entries, key=lambda entry: entry.name), *_build_metadata(first, entries)),
     )
+
+
+def _build_metadata(first: Seal, entries: list[FileEntry]) -> list[FileEntry]:
+    """The entry of `.metadata`, unless the step has none or brings its own."""
+    folder = step_folder(first.attempt)
+    source = next((entry for entry in first.files if entry.name == METADATA_REMOTE), None)
+    if source is None:
+        if first.torch_version:
+            raise Corrupt(f"{folder}: rank 0 sealed no {METADATA_REMOTE}")
+        return []
+    if any(entry.name == METADATA for entry in entries):
+        raise Corrupt(f"{folder}: {METADATA} and {METADATA_REMOTE} are both to be it")
+    return [file_entry(METADATA, source.content)]
+
+
+def covers_all_ranks(seals: Mapping[int, Seal]) -> bool:
+    """These are the ranks of a whole attempt, by the world size of one of them."""
+    if not seals:
+        return False
+    world_size = next(iter(seals.values())).world_size
+    return len(seals) == world_size and all(rank in seals for rank in range(world_size))
+
+
+def has_own_metadata(manifest: Manifest) -> bool:
+    """The committer makes `.metadata` from rank 0's `metadata-remote`."""
+    return any(entry.name == METADATA_REMOTE for entry in manifest.files)
 
 
 def _check_same_attempt(first: Seal, rank: int, seal: Seal) -> None:

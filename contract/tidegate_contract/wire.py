@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from tidegate_contract.cadence import Cadence
-from tidegate_contract.layout import Attempt
+from tidegate_contract.layout import Attempt, check_tier_path
 
 
 class Phase(StrEnum):
@@ -70,6 +70,8 @@ class Policy:
         freshness_seconds: a durable step younger than this makes a drain's save needless.
         wait_for_flush_seconds: a restore waits this long for a newer, announced attempt.
         restore_timeout_seconds: a restore that takes longer has failed.
+        max_restore_tries: restores of a step in a row that do not come back to training, after
+            which it is set aside.
         remote_unreachable_is_error: False restores from the local tier alone.
         start_fresh_when_unrestorable: False makes that an error.
     """
@@ -93,6 +95,7 @@ class Policy:
     freshness_seconds: float = 60.0
     wait_for_flush_seconds: float = 300.0
     restore_timeout_seconds: float = 1800.0
+    max_restore_tries: int = 3
     remote_unreachable_is_error: bool = True
     start_fresh_when_unrestorable: bool = False
 
@@ -337,3 +340,7 @@ class Target:
     uid: int
     gid: int
     policy: Policy
+
+    def __post_init__(self) -> None:
+        """Refuses a path that could leave the tier."""
+        check_tier_path(self.path)

@@ -120,6 +120,7 @@ def build_wire_policy(spec: PolicySpec) -> Policy:
         freshness_seconds=spec.drain.freshness.total_seconds(),
         wait_for_flush_seconds=spec.recovery.wait_for_flush.total_seconds(),
         restore_timeout_seconds=spec.recovery.timeout.total_seconds(),
+        max_restore_tries=spec.recovery.max_attempts_per_step,
         remote_unreachable_is_error=(
             spec.recovery.on_remote_unreachable is OnRemoteUnreachable.FAIL
         ),

@@ -237,11 +237,12 @@ def decide_copy(facts: Facts, queue: tuple[Queued, ...]) -> Copy | Waiting:
         return Waiting.NO_VIEW
     if not facts.holds_lock:
         return Waiting.NOT_HOLDER
-    item = next((item for item in queue if item.missing), None)
-    if item is None:
+    due = [item for item in queue if item.missing]
+    if not due:
         return Waiting.NOTHING
-    far = facts.remote.find(item.attempt)
-    if far is None or not item.missing <= far.announced:
+    item = _first_announced(facts.remote, due)
+    far = facts.remote.find(item.attempt) if item is not None else None
+    if item is None or far is None:
         return Waiting.NOT_ANNOUNCED
     is_turn = may_copy(
         item.mine,
@@ -253,6 +254,22 @@ def decide_copy(facts: Facts, queue: tuple[Queued, ...]) -> Copy | Waiting:
     if not is_turn:
         return Waiting.TURN
     return Copy(attempt=item.attempt, ranks=item.missing, why=item.why)
+
+
+def _first_announced(remote: RemoteView, due: list[Queued]) -> Queued | None:
+    """The first, once it is announced; until then the newest that all ranks announced.
+
+    Else saves that come faster than looks would always find a newest one without announcement, and
+    nothing would ever be copied. What is urgent is worth the wait.
+    """
+    for item in due:
+        far = remote.find(item.attempt)
+        is_announced = far is not None and item.missing <= far.announced
+        if is_announced and far is not None and (item is due[0] or far.is_announced_by_all):
+            return item
+        if item.why is Why.URGENT:
+            return None
+    return None
 
 
 def decide_interruption(facts: Facts, queue: tuple[Queued, ...], current: Copy) -> bool:

@@ -21,7 +21,7 @@ from tidegate_contract.layout import (
     parse_step_folder,
     step_folder,
 )
-from tidegate_contract.scan import read_identity, scan_claims, scan_step
+from tidegate_contract.scan import read_identity, scan_claims, scan_pins, scan_step
 from tidegate_contract.wire import Control, TrainerState
 from tidegate_sidecar.view import RemoteView, StepView, view_of
 
@@ -205,6 +205,7 @@ def observe_remote(
         steps=steps,
         claims=tuple(scan_claims(run, run_id)),
         trash_age_seconds=_trash_ages(run, [step for step in steps if step.is_in_trash]),
+        pins=frozenset(scan_pins(run)),
     )
 
 

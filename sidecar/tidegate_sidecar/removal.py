@@ -9,7 +9,6 @@ import errno
 import os
 from collections.abc import Callable
 
-from tidegate_contract.document import decode
 from tidegate_contract.errors import Corrupt, Reject
 from tidegate_contract.folder import Folder
 from tidegate_contract.layout import (
@@ -24,8 +23,10 @@ from tidegate_contract.layout import (
     parse_announced_file,
     parse_data_file,
     parse_seal_file,
+    quarantined_file,
     step_folder,
 )
+from tidegate_contract.scan import read_document
 from tidegate_contract.seal import Manifest, Seal
 
 _OCCUPIED = frozenset({errno.ENOTEMPTY, errno.EEXIST})
@@ -54,13 +55,20 @@ def trash_step(run: Folder, attempt: Attempt) -> bool:
 
 
 def restore_step(run: Folder, attempt: Attempt) -> None:
-    """Moves a step from `.trash` back to its place; what is gone, or is back, stays so."""
+    """Moves a step from `.trash` back to its place; what is gone, or is back, stays so.
+
+    So does one whose place is taken by an attempt to copy it anew.
+    """
     name = step_folder(attempt)
     with run.ensure_child(TRASH) as trash:
         try:
             trash.rename(name, name, run)
         except FileNotFoundError:
             return
+        except OSError as error:
+            if error.errno in _OCCUPIED:
+                return
+            raise
         run.sync()
         trash.sync()
 
@@ -92,13 +100,13 @@ def empty_step(run: Folder, attempt: Attempt, tick: Callable[[], None] = lambda:
         try:
             os.rmdir(name, dir_fd=trash.fd)
         except OSError as error:
-            if error.errno not in _OCCUPIED:
+            if error.errno not in _OCCUPIED | {errno.ENOENT}:
                 raise
         trash.sync()
 
 
 def _removable(step: Folder) -> list[str]:
-    names = step.names()
+    names = [name for name in step.names() if _is_file(step, name)]
     documents = [name for name in names if _is_document(name)]
     declared = _declared(step, documents)
     data = [
@@ -112,6 +120,13 @@ def _removable(step: Folder) -> list[str]:
     return [*data, *documents]
 
 
+def _is_file(step: Folder, name: str) -> bool:
+    try:
+        return step.size(name) is not None
+    except Corrupt:
+        return False  # a link or a folder, whatever it is called, is nothing of ours
+
+
 def _is_document(name: str) -> bool:
     return (
         name == MANIFEST
@@ -123,14 +138,12 @@ def _is_document(name: str) -> bool:
 def _declared(step: Folder, documents: list[str]) -> set[str]:
     names = set()
     for name in documents:
-        data = step.read(name)
-        if data is None:
-            continue
+        cls: type[Manifest] | type[Seal] = Manifest if name == MANIFEST else Seal
         try:
-            cls: type[Manifest] | type[Seal] = Manifest if name == MANIFEST else Seal
-            names |= {entry.name for entry in decode(cls, data, f"{step.path}/{name}").files}
+            found = read_document(step, cls, name)
         except (Corrupt, Reject):
             continue  # names of data files of our own are known by their form
+        names |= {entry.name for entry in found.files} if found is not None else set()
     return names
 
 
@@ -146,6 +159,6 @@ def quarantine_file(run: Folder, attempt: Attempt, name: str) -> None:
     with step, run.ensure_child(QUARANTINE) as quarantine:
         if step.size(name) is None:
             return
-        step.rename(name, f"{step_folder(attempt)}.{name}", quarantine)
+        step.rename(name, quarantined_file(attempt, name), quarantine)
         quarantine.sync()
         step.sync()

@@ -1,7 +1,8 @@
 """What may be deleted on either tier. Pure; `loop` and `tasks` carry it out.
 
-Only verified commits count, ordered by (lineage, step). The newest commit, the newest sealed step
-and whatever nothing supersedes are never named. The remote tier is tidied by the lead alone.
+Only verified commits count, ordered by (lineage, step). The newest commit, the newest sealed step,
+what training goes on from and whatever nothing supersedes are never named, nor what is pinned on
+the remote tier. That tier is tidied by the lead alone.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,7 +28,8 @@ class RemotePlan:
         confirm: the commit that makes the rest needless: made durable and read again before
             anything is done; without it nothing is.
         trash: steps outside `.trash` that are moved into it.
-        restore: a commit in `.trash` that is newer than every commit outside; it is moved back.
+        restore: steps in `.trash` that are moved back: a commit newer than every commit outside,
+            pinned ones, and what training goes on from.
         empty: steps in `.trash` whose files are removed.
     """
 
@@ -66,33 +68,43 @@ def decide_remote_retention(remote: RemoteView, keep: int) -> RemotePlan:
         keep: newest commits that stay; at least one always does.
     """
     outside = [step for step in remote.steps if not step.is_in_trash]
+    trashed = [step for step in remote.steps if step.is_in_trash]
+    wanted = remote.pins | {remote.base}
+    held = {step.attempt for step in trashed if step.attempt in wanted} | _newest_trashed(remote)
+    taken = {step.attempt for step in outside}
+    restore = tuple(s.attempt for s in trashed if s.attempt in held and s.attempt not in taken)
     newest = remote.newest_key
-    trashed = _newest_first(remote, (step for step in remote.steps if step.is_in_trash))
-    restore = tuple(
-        step.attempt
-        for step in [step for step in trashed if step.commit][:1]
-        if newest is None or _is_newer(remote.key(step), newest)
-    )
     if newest is None or remote.newest is None:
         return RemotePlan(confirm=None, restore=restore)
     commits = _newest_first(remote, (step for step in outside if step.commit))
-    kept = {step.attempt for step in commits[: max(1, keep)]} | {remote.newest.attempt}
+    kept = {step.attempt for step in commits[: max(1, keep)]} | {remote.newest.attempt} | wanted
+    occupied = {step.attempt for step in trashed}  # a slow flusher made such a folder again
     return RemotePlan(
         confirm=remote.newest.attempt,
         restore=restore,
         trash=tuple(
             step.attempt
             for step in outside
-            if step.attempt not in kept and _is_newer(newest, remote.key(step))
+            if step.attempt not in kept | occupied and _is_newer(newest, remote.key(step))
         ),
         empty=tuple(
             step.attempt
-            for step in remote.steps
-            if step.is_in_trash
-            and step.attempt not in restore
+            for step in trashed
+            if step.attempt not in held
             and remote.trash_age_seconds.get(step.attempt, 0.0) >= TRASH_GRACE_SECONDS
         ),
     )
+
+
+def _newest_trashed(remote: RemoteView) -> set[Attempt]:
+    """The newest commit in `.trash`, if it is newer than every commit outside."""
+    commits = _newest_first(remote, (s for s in remote.steps if s.is_in_trash and s.commit))
+    newest = remote.newest_key
+    return {
+        step.attempt
+        for step in commits[:1]
+        if newest is None or _is_newer(remote.key(step), newest)
+    }
 
 
 def decide_local_retention(
@@ -111,7 +123,7 @@ def decide_local_retention(
     steps = list(local)
     sealed = _newest_first(remote, (step for step in steps if step.sealed))
     durable = [step for step in sealed if _is_durable(step, remote)]
-    kept = {step.attempt for step in [*sealed[: max(1, keep)], *durable[:1]]}
+    kept = {step.attempt for step in [*sealed[: max(1, keep)], *durable[:1]]} | {remote.base}
     newest = remote.newest_key
     superseded = [
         step.attempt

@@ -12,12 +12,12 @@ from datetime import datetime
 from enum import StrEnum
 from pathlib import PurePosixPath
 
-from tidegate_contract.errors import Corrupt, Reject
+from tidegate_contract.errors import Corrupt, DamagedFile, Reject
 from tidegate_contract.folder import Folder
 from tidegate_contract.identity import RunIdentity
 from tidegate_contract.layout import RUN_DOCUMENT, Attempt, step_folder
-from tidegate_contract.publish import commit_step, create_document
-from tidegate_contract.scan import confirm_commit, read_identity, scan_step
+from tidegate_contract.publish import commit_step, create_document, set_aside
+from tidegate_contract.scan import confirm_commit, read_identity, scan_pins, scan_step
 from tidegate_contract.seal import Seal
 from tidegate_sidecar.faults import Fault, RemoteDamaged, SourceError
 from tidegate_sidecar.observe import StepScanner, observe_remote
@@ -159,26 +159,40 @@ class RemoteTier:
             announce_ranks(step, self._local_seals(attempt, ranks))
 
     def commit(self, attempt: Attempt, now: datetime) -> None:
-        """Commits an attempt; what is missing or gone shows at the next look."""
+        """Commits an attempt; what is missing or gone shows at the next look.
+
+        Raises:
+            DamagedFile: a file was not what was sealed; it lies in quarantine now, so that whoever
+                holds it copies it again.
+        """
         try:
             step = self._remote.child(step_folder(attempt))
         except FileNotFoundError:
             return
         with step:
-            commit_step(step, attempt, self._run_id, now)
+            try:
+                commit_step(step, attempt, self._run_id, now)
+            except DamagedFile as error:
+                set_aside(self._remote, step, attempt, error.entry)
+                raise
 
     def retain(self, plan: RemotePlan, tick: Callable[[], None]) -> None:
-        """Carries out a plan, unless the commit that it rests on does not hold any more."""
+        """Carries out a plan, unless the commit that it rests on does not hold any more.
+
+        Pins are read again right before each move: one that a person has just written holds.
+        """
         for attempt in plan.restore:
             restore_step(self._remote, attempt)
             tick()
         if plan.confirm is None or not self.confirm(plan.confirm):
             return
         for attempt in plan.trash:
-            trash_step(self._remote, attempt)
+            if attempt not in scan_pins(self._remote):
+                trash_step(self._remote, attempt)
             tick()
         for attempt in plan.empty:
-            empty_step(self._remote, attempt, tick)
+            if attempt not in scan_pins(self._remote):
+                empty_step(self._remote, attempt, tick)
 
     def copy(self, task: CopyRanks, meter: Meter) -> int:
         """Copies and receipts this node's ranks of an attempt."""

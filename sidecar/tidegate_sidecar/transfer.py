@@ -13,6 +13,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from tidegate_contract.digest import ContentHasher
+from tidegate_contract.document import encode
 from tidegate_contract.errors import Corrupt
 from tidegate_contract.folder import Folder, NewFile
 from tidegate_contract.layout import announced_file, parse_temp_file, seal_file
@@ -87,9 +88,9 @@ class Meter:
 
 
 def announce_ranks(target: Folder, seals: Iterable[Seal]) -> None:
-    """Tells the other nodes which ranks' files will come; what was told stays as it is."""
+    """Tells the other nodes which ranks' files will come; what was told and is whole stays."""
     for seal in seals:
-        if target.size(announced_file(seal.rank)) is None:
+        if target.read(announced_file(seal.rank)) != encode(seal):
             announce(target, seal)
 
 

@@ -86,12 +86,14 @@ class RemoteView:
         claims: all lineage claims.
         newest: the newest commit outside `.trash`, made durable and read again; None before any.
         trash_age_seconds: how long each step of `.trash` has lain there, by that tier's clock.
+        pins: attempts that a person wants kept.
     """
 
     steps: tuple[StepView, ...] = ()
     claims: tuple[LineageClaim, ...] = ()
     newest: StepView | None = None
     trash_age_seconds: Mapping[Attempt, float] = field(default_factory=dict)
+    pins: frozenset[Attempt] = frozenset()
 
     def find(self, attempt: Attempt) -> StepView | None:
         """The step of this attempt; None where there is none."""
@@ -107,6 +109,18 @@ class RemoteView:
     def newest_key(self) -> Key | None:
         """The key of the newest commit; None while there is none."""
         return self.key(self.newest) if self.newest else None
+
+    @property
+    def base(self) -> Attempt | None:
+        """What the newest lineage goes on from, until that lineage has a commit of its own.
+
+        It may be older than the newest commit, where that one could not be restored.
+        """
+        claim = max(self.claims, key=lambda claim: claim.number, default=None)
+        newest = self.newest_key
+        if claim is None or (newest is not None and newest[0] >= claim.number):
+            return None
+        return claim.restored
 
 
 def view_of(record: StepRecord) -> StepView:

@@ -14,6 +14,7 @@ import traceback
 import warnings
 from pathlib import Path
 
+import rank_loop
 import rank_programs
 
 
@@ -23,7 +24,7 @@ def run_rank(folder: Path, rank: int, world_size: int, program: str, order: dict
     os.dup2(output, 2)
     os.environ.update(order["env"])
     warnings.simplefilter("error")
-    rank_programs.prepare(folder, rank, world_size)
+    rank_loop.prepare(folder, rank, world_size)
     result = getattr(rank_programs, program)(rank, world_size, **order["arguments"])
     (folder / f"result-{rank}.json").write_text(json.dumps(result))
     return 0

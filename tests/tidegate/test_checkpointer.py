@@ -44,7 +44,7 @@ def uninterrupted(gang, tmp_path_factory):
     return losses(gang.run("train", per_node([folder], 2, steps=14, every=100)))
 
 
-def test_training_restored_after_a_crash_is_bit_equal(gang, tmp_path, uninterrupted):
+def test_c016_training_restored_after_a_crash_is_bit_equal(gang, tmp_path, uninterrupted):
     ranks = per_node([tmp_path], 2, every=4)
     ends = gang.run("train", [{**r, "steps": 14, "ends": {"crash": 10}} for r in ranks])
     assert codes(ends) == [9, 9]
@@ -60,7 +60,7 @@ def test_training_restored_after_a_crash_is_bit_equal(gang, tmp_path, uninterrup
     assert ends[0].result["lineage"] == 2
 
 
-def test_state_changed_right_after_step_is_saved_as_it_was(gang, tmp_path):
+def test_c012_state_changed_right_after_step_is_saved_as_it_was(gang, tmp_path):
     ends = gang.run("mutate", per_node([tmp_path], 2, steps=6))
 
     assert codes(ends) == [0, 0]
@@ -72,10 +72,10 @@ def test_state_changed_right_after_step_is_saved_as_it_was(gang, tmp_path):
 
 
 def digest_of(folder: Path) -> str:
-    """As `rank_programs.Loop.digest`, of the weights that stock DCP reads from a folder."""
-    import rank_programs
+    """As `rank_loop.Loop.digest`, of the weights that stock DCP reads from a folder."""
+    import rank_loop
 
-    loop = rank_programs.Loop("plain", 0)
+    loop = rank_loop.Loop("plain", 0)
     with pytest.warns(UserWarning, match="torch.distributed is disabled"):
         load({"model": loop.model.state_dict()}, checkpoint_id=folder)
     return loop.digest()
@@ -160,7 +160,7 @@ def test_request_is_saved_and_answered_and_live_policy_taken(gang, tmp_path):
     assert (answer.result, answer.attempt) == (AnswerResult.SEALED, asked.attempt)
 
 
-def test_failed_save_is_counted_and_the_next_one_works(gang, tmp_path):
+def test_c024_failed_save_is_counted_and_the_next_one_works(gang, tmp_path):
     ends = gang.run("fail_once", per_node([tmp_path], 2, steps=6))
 
     assert codes(ends) == [0, 0]
@@ -192,7 +192,7 @@ def test_lost_rank_ends_saving_and_not_training(gang, tmp_path):
     assert "saving has ended" in ends[0].output
 
 
-def test_fewer_ranks_restore_from_the_committed_copy(gang, tmp_path):
+def test_c018_fewer_ranks_restore_from_the_committed_copy(gang, tmp_path):
     remote = remote_root(tmp_path)
     nodes = make_nodes(tmp_path, 2)
     env = {"TIDEGATE_REMOTE": str(run_folder(remote))}
@@ -307,7 +307,7 @@ def test_known_run_without_a_local_step_waits_for_its_remote_tier(gang, tmp_path
     assert "Retry: run tests/lm: the remote tier cannot be read" in refused.output
 
 
-def test_trainer_without_a_cluster_flushes_by_its_own_child(gang, tmp_path):
+def test_c023_trainer_without_a_cluster_flushes_by_its_own_child(gang, tmp_path):
     remote = remote_root(tmp_path)
     lost, new = make_nodes(tmp_path, 2)
     ranks = per_node([lost], 2, every=1000, remote=str(remote))

@@ -34,7 +34,7 @@ def test_save_without_a_free_slot_fails_once_and_is_not_owed(gang, tmp_path):
     assert end.result == {"waits": [11], "total": 2, "failed": 2}
 
 
-def test_saves_without_a_free_slot_end_training_where_the_policy_says_so(gang, tmp_path):
+def test_c025_saves_without_a_free_slot_end_training_where_the_policy_says_so(gang, tmp_path):
     one = {"local": str(tmp_path), "steps": 40, "on_failure": "Fail"}
 
     (end,) = gang.run("never_free", [one])

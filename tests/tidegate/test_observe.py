@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from tidegate.deadline import run_within
-from tidegate.observe import count_tries, find_existing_attempts
+from tidegate.observe import find_existing_attempts
 from tidegate_contract.errors import Retry
 from tidegate_contract.identity import LineageClaim
 from tidegate_contract.layout import (
@@ -27,20 +27,6 @@ def a_copy(**fields) -> Copy:
 def a_claim(number: int, restored: Attempt | None = FIVE) -> LineageClaim:
     now = datetime(2026, 1, 1, tzinfo=UTC)
     return LineageClaim(run_id="r", number=number, restored=restored, claimed_at=now)
-
-
-@pytest.mark.parametrize(
-    ("claims", "saved_lineage", "want"),
-    [
-        ([], 1, 0),
-        ([a_claim(2), a_claim(3)], 1, 2),
-        ([a_claim(2), a_claim(3)], 2, 1),
-        ([a_claim(2, None)], 1, 0),
-    ],
-    ids=["never", "twice without a save", "once since a save", "fresh starts do not count"],
-)
-def test_tries_are_restores_that_led_to_no_save(claims, saved_lineage, want):
-    assert count_tries(FIVE, [a_copy(lineage=saved_lineage)], claims) == want
 
 
 HALF = a_copy(ranks=frozenset({1}))

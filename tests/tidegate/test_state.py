@@ -207,7 +207,7 @@ def test_rule_for_another_number_of_ranks_sees_all_of_them():
         ({"weight": torch.zeros(2, dtype=torch.float16)}, "float32"),
         ({"weight": torch.zeros(2), "new": 1}, "'new' is not in the checkpoint"),
     ],
-    ids=["another dtype", "a name that was not saved"],
+    ids=["C011: another dtype", "a name that was not saved"],
 )
 def test_restore_into_a_program_that_does_not_fit_is_refused(live, word):
     metadata, _ = saved({"weight": torch.ones(2)})

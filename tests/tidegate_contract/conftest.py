@@ -1,12 +1,16 @@
 """Builders of the contract's records, and steps written for real into temp folders."""
 
+import importlib
+import pkgutil
 from collections.abc import Callable
+from dataclasses import is_dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import tidegate_contract
 from tidegate_contract.digest import ContentHasher
 from tidegate_contract.folder import Folder
 from tidegate_contract.layout import METADATA_REMOTE, Attempt, Part, data_file, step_folder
@@ -81,3 +85,18 @@ def a_step(tmp_path: Path, a_seal: Callable[..., dict[str, Any]]) -> Callable[..
         return step
 
     return build
+
+
+@pytest.fixture(scope="session")
+def document_classes() -> dict[str, Any]:
+    """Kind → document class, of all modules of the contract."""
+    modules = [
+        importlib.import_module(f"tidegate_contract.{module.name}")
+        for module in pkgutil.iter_modules(tidegate_contract.__path__)
+    ]
+    return {
+        value.KIND: value
+        for module in modules
+        for value in vars(module).values()
+        if isinstance(value, type) and is_dataclass(value) and hasattr(value, "KIND")
+    }

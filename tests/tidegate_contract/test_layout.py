@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from tidegate_contract import layout
 from tidegate_contract.errors import Reject
 from tidegate_contract.layout import Attempt
+from tidegate_contract.wire import Policy, Target
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(0, 2**64 - 1))
@@ -92,3 +93,17 @@ def test_unfinished_and_target_names_parse_back() -> None:
     assert layout.parse_target_file(layout.target_file("bytelm")) == "bytelm"
     assert layout.parse_target_file("bytelm") is None
     assert layout.parse_target_file("a.b.target.json") is None
+
+
+@pytest.mark.parametrize(
+    "path", ["", "/", "/etc", "..", "../x", "a/../b", "a//b", "a/", ".", "a\0"]
+)
+def test_tier_path_that_could_leave_the_tier_is_refused(path: str) -> None:
+    with pytest.raises(ValueError, match="below the tier's root"):
+        layout.check_tier_path(path)
+    with pytest.raises(ValueError, match="below the tier's root"):
+        Target(tier="pfs", path=path, uid=0, gid=0, policy=Policy())
+
+
+def test_tier_path_below_the_root_is_taken() -> None:
+    assert layout.check_tier_path("prefix/team/run") == "prefix/team/run"

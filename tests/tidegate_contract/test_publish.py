@@ -1,8 +1,5 @@
 import errno
 import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -196,65 +193,3 @@ def test_lineage_number_is_claimed_once(tmp_path: Path) -> None:
         assert not claim_lineage(run, claim)
         assert scan_claims(run, RUN_ID) == [claim]
         assert scan_claims(run, "another") == []
-
-
-KILLED = """
-import os, signal, sys
-from datetime import datetime, UTC
-from tidegate_contract.folder import Folder
-from tidegate_contract.layout import Attempt
-from tidegate_contract.publish import commit_step
-left = int(sys.argv[2])
-def count(real):
-    def call(*args, **kwargs):
-        global left
-        left -= 1
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(*args, **kwargs)
-    return call
-for name in ("open", "write", "fsync", "close", "rename", "unlink", "stat"):
-    setattr(os, name, count(getattr(os, name)))
-with Folder.open(sys.argv[1]) as step:
-    attempt = Attempt(step=100, nonce="00000000000000aa")
-    commit_step(step, attempt, sys.argv[3], datetime.now(UTC))
-"""
-
-
-def kill_commit_at(step: Folder, call: int) -> bool:
-    """Kills a commit at its n-th call; the next one must finish it. False: it made fewer calls."""
-    ended = subprocess.run(
-        [sys.executable, "-c", KILLED, step.path, str(call), RUN_ID], check=False
-    )
-    if ended.returncode != 0:
-        assert ended.returncode == -signal.SIGKILL
-        read_commit(step, ATTEMPT, RUN_ID)  # a half-written commit would raise
-    done = commit_step(step, ATTEMPT, RUN_ID, NOW)
-    assert done is not None
-    for name in (COMMIT, MANIFEST, METADATA):
-        step.remove(name)
-    return ended.returncode != 0
-
-
-@pytest.mark.timeout(60)
-def test_commit_killed_at_any_call_is_finished_by_the_next(a_step: Callable[..., Folder]) -> None:
-    call = 1
-    with a_step() as step:
-        while kill_commit_at(step, call):
-            call += 7
-    assert call > 7
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1200)
-def test_commit_kills(
-    a_step: Callable[..., Folder], write_result: Callable[[dict[str, Any]], None]
-) -> None:
-    kills, rounds = 0, 3
-    with a_step() as step:
-        for _ in range(rounds):
-            call = 1
-            while kill_commit_at(step, call):
-                kills += 1
-                call += 1
-    write_result({"rounds": rounds, "kills": kills, "torn_or_lost": 0})

@@ -264,7 +264,7 @@ def test_agent_makes_no_folder(a_node: AgentSettings, a_pod: Build, changes: Any
     assert {path.name for path in a_node.local[0].root.iterdir()} == {ROOT_ID, TIER_DOCUMENT}
 
 
-def test_agent_makes_no_folder_on_a_tier_that_is_not_mounted(
+def test_c048_agent_makes_no_folder_on_a_tier_that_is_not_mounted(
     a_node: AgentSettings, a_pod: Build
 ) -> None:
     tier = replace(a_node.local[0], require_mount_point=True)

@@ -210,6 +210,21 @@ def test_copy_follows_the_announcement(make: Any, the_facts: Build) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("reason", "want"),
+    [(SaveReason.CADENCE, 20), (SaveReason.REQUEST, Waiting.NOT_ANNOUNCED)],
+    ids=["saved faster than looked", "a drain waits"],
+)
+def test_copy_takes_what_all_announced_while_a_newer_one_is_not(
+    make: Any, the_facts: Build, reason: SaveReason, want: Any
+) -> None:
+    near = (make.view(10), make.view(20), make.view(30, reason=reason))
+    far = make.remote(announced(make.view(10)), announced(make.view(20)))
+    facts = the_facts(*near, remote=far)
+    found = decide_copy(facts, decide_queue(facts))
+    assert (found.attempt.step if isinstance(found, Copy) else found) == want
+
+
 def test_copy_takes_only_ranks_without_receipt(make: Any, the_facts: Build) -> None:
     facts = the_facts(make.view(10), remote=make.remote(announced(make.view(10), sealed={0: 100})))
     copy = decide_copy(facts, decide_queue(facts))

@@ -256,7 +256,7 @@ def test_flusher_without_a_gate_tells_its_trainer_the_policy(a_run: Build, wait_
     assert b'"local_keep":7' in (run.locals[0] / CONTROL_DOCUMENT).read_bytes()
 
 
-def test_hung_child_is_given_up_and_the_copy_is_done_by_another(
+def test_c041_hung_child_is_given_up_and_the_copy_is_done_by_another(
     a_run: Build, a_sealed_step: Build, a_loop: Build, beat_until: Build
 ) -> None:
     run = a_run()

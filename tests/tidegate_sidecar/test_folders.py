@@ -42,7 +42,7 @@ def root(tmp_path: Path) -> Any:
         yield folder
 
 
-def test_run_folder_belongs_to_the_trainer_and_the_tiers_group(root: Folder) -> None:
+def test_c047_run_folder_belongs_to_the_trainer_and_the_tiers_group(root: Folder) -> None:
     owner = (1000, 64738) if UID == 0 else (UID, GID)
     old = os.umask(0o077)
     try:

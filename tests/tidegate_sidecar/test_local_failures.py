@@ -34,7 +34,7 @@ def broken(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     ids=["control.json", "retention"],
     indirect=True,
 )
-def test_full_local_tier_does_not_stop_the_flush(
+def test_c038_full_local_tier_does_not_stop_the_flush(
     a_run: Build,
     a_sealed_step: Build,
     a_loop: Build,

@@ -1,7 +1,7 @@
 import os
 import threading
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +9,26 @@ import pytest
 
 from tidegate_contract.errors import Reject
 from tidegate_contract.folder import Folder
-from tidegate_contract.identity import RunIdentity
-from tidegate_contract.layout import COMMIT, MANIFEST, RUN_DOCUMENT, TRASH, step_folder
+from tidegate_contract.identity import Pin, RunIdentity
+from tidegate_contract.layout import (
+    COMMIT,
+    MANIFEST,
+    PINS,
+    RUN_DOCUMENT,
+    TRASH,
+    Attempt,
+    pin_file,
+    step_folder,
+)
+from tidegate_contract.publish import write_pin
+from tidegate_contract.restore_point import World, copy_of, decide_restore_point
 from tidegate_contract.scan import read_identity
 from tidegate_sidecar.observe import StepScanner
 from tidegate_sidecar.removal import empty_step, restore_step, trash_step
-from tidegate_sidecar.retention import RemotePlan
+from tidegate_sidecar.retention import RemotePlan, decide_remote_retention
 from tidegate_sidecar.tasks import CopyRanks, Places, RemoteTier, open_remote
 from tidegate_sidecar.transfer import Meter, TokenBucket
+from tidegate_sidecar.view import RemoteView
 
 Build = Callable[..., Any]
 RUN_ID = "6f2f4a63-5f3c-4b3e-9d28-0a4a6e8a8f11"
@@ -82,6 +94,91 @@ def test_retention_does_nothing_when_its_newest_commit_does_not_hold(
     assert not (run.remote / TRASH).exists()
 
 
+def pin(run: Any, attempt: Attempt) -> None:
+    with Folder.open(run.remote) as folder:
+        write_pin(folder, Pin(run_id=RUN_ID, attempt=attempt, pinned_at=datetime.now(UTC)))
+
+
+def test_c137_step_pinned_after_the_plan_was_made_is_not_moved(two_commits: Any) -> None:
+    run, older, _ = two_commits
+    tier = RemoteTier(places_of(run))
+    plan = decide_remote_retention(tier.look(lambda: None), 1)
+    assert plan.trash == (older,)
+    pin(run, older)
+    tier.retain(plan, lambda: None)
+    assert run.durable() == [10, 20]
+    assert not (run.remote / TRASH).exists()
+
+
+def test_c137_step_pinned_in_trash_is_not_emptied_and_comes_back(two_commits: Any) -> None:
+    run, older, newest = two_commits
+    with Folder.open(run.remote) as folder:
+        trash_step(folder, older)
+    pin(run, older)
+    tier = RemoteTier(places_of(run))
+    tier.retain(RemotePlan(confirm=newest, empty=(older,)), lambda: None)
+    assert (run.remote / TRASH / step_folder(older) / COMMIT).exists()
+    view = tier.look(lambda: None)
+    tier.retain(decide_remote_retention(view, 1), lambda: None)
+    assert (run.remote / step_folder(older) / COMMIT).exists()
+    assert not decide_remote_retention(tier.look(lambda: None), 1).is_needed
+
+
+def test_pin_that_cannot_be_read_still_holds(two_commits: Any) -> None:
+    run, older, _ = two_commits
+    pin(run, older)
+    (run.remote / PINS / pin_file(older)).write_bytes(b"\0 torn")
+    assert RemoteTier(places_of(run)).look(lambda: None).pins == {older}
+
+
+def test_step_whose_place_is_taken_stays_in_trash(two_commits: Any) -> None:
+    run, older, _ = two_commits
+    with Folder.open(run.remote) as folder:
+        trash_step(folder, older)
+        with folder.ensure_child(step_folder(older)) as again:
+            (Path(again.path) / "weights-0.distcp").write_bytes(b"half")
+        restore_step(folder, older)
+    assert (run.remote / TRASH / step_folder(older) / COMMIT).exists()
+
+
+def date(folder: Path, when: datetime) -> None:
+    for path in [*folder.iterdir(), folder]:
+        os.utime(path, (when.timestamp(), when.timestamp()))
+
+
+def test_c051_no_time_of_any_file_decides_what_is_newest_kept_or_copied(
+    a_run: Build, a_sealed_step: Build
+) -> None:
+    run = a_run()
+    now = datetime.now(UTC)
+    dates = {100: now + timedelta(hours=1), 200: now - timedelta(days=365)}
+    for step, when in dates.items():
+        attempt = a_sealed_step(run.locals[0], step, sealed_at=when)
+        date(run.locals[0] / step_folder(attempt), when)
+        run.flush_once()
+        date(run.remote / step_folder(attempt), when)
+    assert run.durable() == [100, 200], "a folder with an old date is copied like any other"
+    view = RemoteTier(places_of(run)).look(lambda: None)
+    assert view.newest is not None
+    assert view.newest.attempt.step == 200
+    assert [attempt.step for attempt in decide_remote_retention(view, 1).trash] == [100]
+    copies = tuple(c for record in run.records().values() if (c := copy_of(record)))
+    world = World(nodes=(frozenset({0, 1}),), local=((),), remote=copies)
+    assert [c.attempt.step for c in decide_restore_point(world).candidates] == [200, 100]
+
+
+def test_c006_six_folders_are_ordered_by_their_numbers(a_run: Build, a_sealed_step: Build) -> None:
+    run = a_run()
+    for step in (10_000, 9, 100, 9900, 10, 99):
+        a_sealed_step(run.locals[0], step, size=100)
+    with Folder.open(run.locals[0]) as folder:
+        steps = StepScanner(folder, RUN_ID, trusts_times=True).scan()
+    view = RemoteView(steps=tuple(steps))
+    want = [9, 10, 99, 100, 9900, 10_000]
+    assert [step.attempt.step for step in steps] == want
+    assert [step.attempt.step for step in sorted(steps, key=lambda s: view.key(s) or ())] == want
+
+
 def test_trash_keeps_the_commit_and_gives_it_back(two_commits: Any) -> None:
     run, older, _ = two_commits
     with Folder.open(run.remote) as folder:
@@ -99,7 +196,8 @@ def test_trash_tells_how_long_a_step_has_lain_there(two_commits: Any) -> None:
         trash_step(folder, older)
     view = RemoteTier(places_of(run)).look(lambda: None)
     assert 0 <= view.trash_age_seconds[older] < 5
-    hour_ago = datetime.now(UTC).timestamp() - 3600
+    # a second more: a file system stamps by a coarser clock, which is behind this one
+    hour_ago = datetime.now(UTC).timestamp() - 3601
     os.utime(run.remote / TRASH / step_folder(older), (hour_ago, hour_ago))
     view = RemoteTier(places_of(run)).look(lambda: None)
     assert view.trash_age_seconds[older] >= 3600
@@ -115,6 +213,19 @@ def test_emptying_leaves_names_that_the_format_does_not_know(two_commits: Any) -
             empty_step(folder, attempt)
     left = [str(path.relative_to(run.remote / TRASH)) for path in (run.remote / TRASH).rglob("*")]
     assert sorted(left) == [step_folder(older), f"{step_folder(older)}/notes.txt"]
+
+
+def test_emptying_leaves_what_is_no_file_in_a_documents_place(two_commits: Any) -> None:
+    run, older, _ = two_commits
+    step = run.remote / step_folder(older)
+    (step / "seal-8.json").symlink_to("/etc/passwd")
+    (step / "seal-9.json").mkdir()
+    (step / "announced-9.json").write_text("not a document")
+    with Folder.open(run.remote) as folder:
+        trash_step(folder, older)
+        empty_step(folder, older)
+    left = {path.name for path in (run.remote / TRASH / step_folder(older)).iterdir()}
+    assert left == {"seal-8.json", "seal-9.json"}
 
 
 def test_emptying_that_was_cut_short_is_finished_later(

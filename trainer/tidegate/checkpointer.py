@@ -2,6 +2,7 @@
 
 import logging
 import os
+import threading
 import time
 from collections.abc import MutableMapping
 from datetime import UTC, datetime, timedelta
@@ -12,7 +13,7 @@ from typing import Any, Literal, Self
 from tidegate.agreement import AgreementLost
 from tidegate.child import FlushChild
 from tidegate.course import Course
-from tidegate.observe import is_durable
+from tidegate.observe import is_durable, note_trained_behind
 from tidegate.ranks import Ranks
 from tidegate.report import Reporter
 from tidegate.restore import Outcome, Restore, Restored
@@ -28,6 +29,8 @@ from tidegate_contract.wire import Phase, RestoreNote, StepNote, TrainerState
 
 _LOG = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
+_NOTE_SECONDS = 2.0
+"""How long the end waits for the word that this restore came back to training."""
 
 
 class Checkpointer:
@@ -74,7 +77,7 @@ class Checkpointer:
         given = Arguments(
             run=run, local=_absolute(local), remote=_absolute(remote), cadence=cadence
         )
-        settings = resolve_settings(given, options or Options(), os.environ)
+        settings = _resolve(given, options or Options())
         self._ranks = _join(settings)
         self._state = TrainingState(
             state,
@@ -89,11 +92,11 @@ class Checkpointer:
         parts = (self._site, self._ranks, self._state, self._reporter, self._termination)
         self._course = Course(*parts)
         self._is_started = self._is_closed = False
+        self._untold: Outcome | None = None
+        self._telling: threading.Thread | None = None
         self._termination.install()
         self._reporter.start()
         self._child = self._start_child()
-        if settings.overruled:
-            _LOG.info("environment wins", extra={"arguments": settings.overruled})
 
     def restore(self) -> Restored | None:
         """Restores the newest step that all ranks can read; call it once, before the first step.
@@ -125,6 +128,7 @@ class Checkpointer:
         found = outcome.candidate
         if found is None:
             return None
+        self._untold = outcome if self._ranks.rank == 0 else None
         return Restored(
             step=found.attempt.step,
             tokens=found.tokens,
@@ -161,6 +165,7 @@ class Checkpointer:
         except AgreementLost as error:
             self._end_saving(error)
             goes_on = not self._termination.is_asked
+        self._tell_trained()
         if not goes_on:
             self._stop()
 
@@ -233,6 +238,14 @@ class Checkpointer:
         elif not self._is_closed:
             self._release()
 
+    def _tell_trained(self) -> None:
+        """After the first step: the restored step can be trained from, whatever happens next."""
+        told, self._untold = self._untold, None
+        if told is not None:
+            self._telling = note_trained_behind(
+                self._site, told.lineage, is_remote=told.is_remote_claim
+            )
+
     def _require_started(self, call: str) -> None:
         if not self._is_started or self._is_closed:
             raise Reject(f"{call}: allowed between restore() and close()")
@@ -304,6 +317,8 @@ class Checkpointer:
 
     def _release(self) -> None:
         self._is_closed = True
+        if self._telling is not None:
+            self._telling.join(_NOTE_SECONDS)
         self._reporter.stop()
         self._course.end()
         self._termination.uninstall()
@@ -342,6 +357,13 @@ class Checkpointer:
 
 def _absolute(path: str | os.PathLike[str] | None) -> Path | None:
     return None if path is None else Path(path).absolute()
+
+
+def _resolve(given: Arguments, options: Options) -> Settings:
+    settings = resolve_settings(given, options, os.environ)
+    if settings.overruled:
+        _LOG.info("environment wins", extra={"arguments": settings.overruled})
+    return settings
 
 
 def _join(settings: Settings) -> Ranks:

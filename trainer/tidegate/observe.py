@@ -1,35 +1,46 @@
-"""What both tiers hold when a trainer starts, and the two writes that a restore makes there.
+"""What both tiers hold when a trainer starts, and the three writes that a restore makes there.
 
-`restore` calls these on all ranks, inside collective calls. The remote tier is touched by rank 0
-only, on a thread with a deadline.
+`restore` calls these on all ranks, inside collective calls; `note_trained_behind` follows once
+training goes on. The remote tier is touched by rank 0 only, on a thread with a deadline.
 """
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TypeVar
 
 from tidegate.deadline import run_within
-from tidegate.site import Site, open_inside, open_known, open_place
+from tidegate.site import Site, open_known, open_place
 from tidegate_contract.errors import Corrupt, Retry, TidegateError
-from tidegate_contract.folder import Folder
-from tidegate_contract.identity import LineageClaim
+from tidegate_contract.folder import Folder, open_step
+from tidegate_contract.identity import LineageClaim, Trained
 from tidegate_contract.layout import QUARANTINE, TRASH, Attempt, parse_quarantined_file, step_folder
-from tidegate_contract.publish import claim_lineage, commit_step
-from tidegate_contract.restore_point import Copy, World, copy_of, next_lineage
+from tidegate_contract.publish import claim_lineage, commit_step, note_trained
+from tidegate_contract.restore_point import (
+    Copy,
+    World,
+    copy_of,
+    find_failed_tries,
+    next_lineage,
+)
 from tidegate_contract.scan import (
     StepRecord,
     confirm_commit,
     scan_claims,
     scan_step,
     scan_steps,
+    scan_trained,
 )
 
 _LOG = logging.getLogger(__name__)
 _MAX_CLAIMS = 100
 _POLL_SECONDS = 1.0
+_NOTE_WAITS_SECONDS = (0.0, 5.0, 60.0, 300.0)
+"""Before each try to say that training goes on; a tier that hangs costs one thread per try."""
 
 T = TypeVar("T")
 
@@ -43,12 +54,14 @@ class View:
         remote: copies on the remote tier, from rank 0; None from the others, or where the tier
             could not be read. Empty where there is no remote tier.
         claims: lineage claims, from rank 0.
+        trained: lineages whose restore came back to training, from rank 0.
         damaged: attempts of which a file lies in quarantine: they were checkpoints once.
     """
 
     local: tuple[Copy, ...] | None = None
     remote: tuple[Copy, ...] | None = None
     claims: tuple[LineageClaim, ...] = ()
+    trained: frozenset[int] = frozenset()
     damaged: frozenset[Attempt] = frozenset()
 
 
@@ -64,8 +77,7 @@ def observe_tiers(site: Site) -> View:
     if not site.is_first_of_node:
         return View()
     with open_place(site.settings.local) as run:
-        local = _copies(scan_steps(run, run_id))
-        near = View(local=local, claims=tuple(scan_claims(run, run_id)), damaged=_damaged(run))
+        near = _look_near(run, run_id)
     if site.rank != 0:
         return near
     if site.settings.remote is None:
@@ -77,8 +89,12 @@ def observe_tiers(site: Site) -> View:
             raise Retry(f"remote tier cannot be read: {error}") from error
         _LOG.warning("restoring without the remote tier", extra={"error": str(error)})
         return near
-    return replace(
-        far, local=local, claims=far.claims + near.claims, damaged=far.damaged | near.damaged
+    return View(
+        local=near.local,
+        remote=far.remote,
+        claims=far.claims + near.claims,
+        trained=far.trained | near.trained,
+        damaged=far.damaged | near.damaged,
     )
 
 
@@ -151,38 +167,66 @@ def claim_next(site: Site, world: World, attempt: Attempt | None) -> int:
     Raises:
         Retry: other restores took all numbers that were tried, or the tier does not answer.
     """
-    copies = _all_copies(world)
-    first = next_lineage(copies, world.claims)
+    first = next_lineage(world.copies, world.claims)
+    tries = find_failed_tries(world)
     for number in range(first, first + _MAX_CLAIMS):
         claim = LineageClaim(
             run_id=site.identity.run_id,
             number=number,
             restored=attempt,
-            tries=count_tries(attempt, copies, world.claims),
+            explicit=attempt is not None and world.step is not None,
+            tries=0 if attempt is None else tries.get(attempt, 0),
             claimed_at=datetime.now(UTC),
         )
-        if _write_claim(site, claim, is_remote=world.remote is not None):
+        write = partial(claim_lineage, claim=claim)
+        if _among_claims(site, "claiming on", write, is_remote=world.remote is not None):
             return number
     raise Retry(f"no lineage between {first} and {number} could be claimed")
 
 
-def _write_claim(site: Site, claim: LineageClaim, *, is_remote: bool) -> bool:
+def note_trained_behind(site: Site, lineage: int, *, is_remote: bool) -> threading.Thread | None:
+    """Says that the restore of a lineage came back to training; rank 0, after the first step.
+
+    Never raises and never waits: without the word the restore counts as a failed try, no more.
+
+    Args:
+        site: of this rank.
+        lineage: that the restore claimed.
+        is_remote: the claim lies on the remote tier.
+
+    Returns:
+        The thread that writes it; None if there could be none.
+    """
+    word = Trained(run_id=site.identity.run_id, number=lineage, trained_at=datetime.now(UTC))
+    work = partial(_note_trained, site, word, is_remote=is_remote)
+    thread = threading.Thread(target=work, name="tidegate-trained", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:  # the limit of threads; training goes on
+        _LOG.warning("no thread to note that training goes on", extra={"error": str(error)})
+        return None
+    return thread
+
+
+def _note_trained(site: Site, word: Trained, *, is_remote: bool) -> None:
+    why = ""
+    for seconds in _NOTE_WAITS_SECONDS:
+        time.sleep(seconds)
+        try:
+            _among_claims(site, "noting on", partial(note_trained, word=word), is_remote=is_remote)
+            return
+        except (OSError, TidegateError) as error:
+            why = str(error)
+    _LOG.warning("not noted that training goes on: %s", why, extra={"lineage": word.number})
+
+
+def _among_claims(
+    site: Site, what: str, write: Callable[[Folder], bool], *, is_remote: bool
+) -> bool:
     if is_remote and site.settings.remote is not None:
-        return on_remote(site, "claiming on", lambda run: claim_lineage(run, claim))
+        return on_remote(site, what, write)
     with open_place(site.settings.local) as run:
-        return claim_lineage(run, claim)
-
-
-def count_tries(
-    attempt: Attempt | None, copies: Sequence[Copy], claims: Sequence[LineageClaim]
-) -> int:
-    """How often `attempt` was restored before without a save that came of it."""
-    newest_saved = max((copy.lineage for copy in copies), default=0)
-    return sum(
-        1
-        for claim in claims
-        if attempt is not None and claim.restored == attempt and claim.number > newest_saved
-    )
+        return write(run)
 
 
 def find_existing_attempts(world: World, *, has_remote: bool) -> set[Attempt]:
@@ -199,7 +243,7 @@ def find_existing_attempts(world: World, *, has_remote: bool) -> set[Attempt]:
     """
     ranks: dict[Attempt, set[int]] = {}
     existing: set[Attempt] = set()
-    for copy in _all_copies(world):
+    for copy in world.copies:
         seen = ranks.setdefault(copy.attempt, set())
         seen |= copy.ranks
         if copy.is_committed or copy.is_announced or len(seen) == copy.world_size:
@@ -211,19 +255,33 @@ def find_existing_attempts(world: World, *, has_remote: bool) -> set[Attempt]:
     return existing
 
 
-def _all_copies(world: World) -> list[Copy]:
-    return [*(world.remote or ()), *(copy for node in world.local for copy in node)]
-
-
 def _copies(records: Sequence[StepRecord]) -> tuple[Copy, ...]:
-    return tuple(copy for record in records if (copy := copy_of(record)) is not None)
+    copies = [(record, copy_of(record)) for record in records]
+    for record, copy in copies:
+        if copy is None or record.problems:
+            why = "; ".join(record.problems) or "no rank has sealed it"
+            told = {"step": record.attempt.step, "nonce": record.attempt.nonce, "why": why}
+            _LOG.warning("step is not complete here: %s", why, extra=told)
+    return tuple(copy for _, copy in copies if copy is not None)
+
+
+def _look_near(run: Folder, run_id: str) -> View:
+    return View(
+        local=_copies(scan_steps(run, run_id)),
+        claims=tuple(scan_claims(run, run_id)),
+        trained=scan_trained(run, run_id),
+        damaged=_damaged(run),
+    )
 
 
 def _look_far(run: Folder, run_id: str) -> View:
     """The remote tier's view; attempts that only lack their commit are committed first."""
     records = [_commit_if_ready(run, record, run_id) for record in scan_steps(run, run_id)]
     return View(
-        remote=_copies(records), claims=tuple(scan_claims(run, run_id)), damaged=_damaged(run)
+        remote=_copies(records),
+        claims=tuple(scan_claims(run, run_id)),
+        trained=scan_trained(run, run_id),
+        damaged=_damaged(run),
     )
 
 
@@ -242,7 +300,7 @@ def _commit_if_ready(run: Folder, record: StepRecord, run_id: str) -> StepRecord
     if not is_ready or record.folder.startswith(f"{TRASH}/"):
         return record
     try:
-        with open_inside(run, record.folder) as step:
+        with open_step(run, record.folder) as step:
             commit_step(step, record.attempt, run_id, datetime.now(UTC))
             return scan_step(step, record.attempt, record.folder, run_id)
     except (OSError, Corrupt) as error:

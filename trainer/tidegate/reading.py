@@ -15,25 +15,12 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from tidegate.storage import StepStorage, open_trusted
 from tidegate_contract.digest import ContentHasher
-from tidegate_contract.errors import Corrupt
+from tidegate_contract.errors import Corrupt, DamagedFile
 from tidegate_contract.folder import Folder
-from tidegate_contract.layout import METADATA, QUARANTINE, Attempt, quarantined_file
+from tidegate_contract.layout import METADATA, Attempt
 from tidegate_contract.restore_point import Source
 from tidegate_contract.scan import read_commit, scan_step, verify_file
 from tidegate_contract.seal import FileEntry
-
-
-class DamagedFile(Corrupt):
-    """A file does not match its seal.
-
-    Attributes:
-        name: of the file inside the step folder.
-    """
-
-    def __init__(self, message: str, name: str) -> None:
-        """Keeps the sentence and the name."""
-        super().__init__(message)
-        self.name = name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +85,7 @@ def _read_metadata(folder: Folder, entry: FileEntry, trusted: Collection[int]) -
     hasher = ContentHasher(entry.block_size)
     hasher.update(data)
     if hasher.finish() != entry.content:
-        raise DamagedFile(f"{folder.path}/{METADATA}: does not match its seal", METADATA)
+        raise DamagedFile(f"{folder.path}/{METADATA}: does not match its seal", entry)
     return pickle.loads(data)
 
 
@@ -149,13 +136,13 @@ class Load:
             OSError: a file cannot be read.
         """
         for name in self._names:
-            entry = self._copy.entries.get(name)
-            if entry is None:
+            if name not in self._copy.entries:
                 raise Corrupt(f"{self._copy.folder.path}/{name}: no seal declares it")
+        for name in self._names:
             try:
-                verify_file(self._copy.folder, entry)
+                verify_file(self._copy.folder, self._copy.entries[name])
             except Corrupt as error:
-                raise DamagedFile(str(error), name) from error
+                raise DamagedFile(str(error), self._copy.entries[name]) from error
 
     def read(self) -> None:
         """Fills the target.
@@ -166,18 +153,3 @@ class Load:
         """
         reader = StepReader(self._copy, self._trusted)
         reader.read_data(self._plan, self._planner).wait()
-
-
-def quarantine_file(run: Folder, step: Folder, attempt: Attempt, name: str) -> None:
-    """Moves one damaged file aside, for people; it is never read again.
-
-    Args:
-        run: the run's folder on the file's tier.
-        step: the open step folder.
-        attempt: which step it is.
-        name: of the file.
-    """
-    with run.ensure_child(QUARANTINE) as aside:
-        step.rename(name, quarantined_file(attempt, name), into=aside)
-        aside.sync()
-    step.sync()

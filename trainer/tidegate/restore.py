@@ -13,12 +13,13 @@ from typing import Any
 
 from tidegate.observe import claim_next, find_existing_attempts, observe_tiers, poll_commit
 from tidegate.ranks import Ranks
-from tidegate.reading import DamagedFile, Load, OpenedCopy, open_copy, quarantine_file
-from tidegate.site import Site, open_inside, open_place
+from tidegate.reading import Load, OpenedCopy, open_copy
+from tidegate.site import Site, open_place
 from tidegate.state import TrainingState
-from tidegate_contract.errors import Corrupt, Reject, Retry
-from tidegate_contract.folder import Folder
-from tidegate_contract.layout import Attempt, step_folder
+from tidegate_contract.errors import Corrupt, DamagedFile, Reject, Retry
+from tidegate_contract.folder import Folder, open_step
+from tidegate_contract.layout import Attempt
+from tidegate_contract.publish import set_aside
 from tidegate_contract.restore_point import (
     Candidate,
     RestorePoint,
@@ -26,6 +27,7 @@ from tidegate_contract.restore_point import (
     World,
     decide_restore_point,
 )
+from tidegate_contract.seal import FileEntry
 
 _LOG = logging.getLogger(__name__)
 _MAX_ROUNDS = 32
@@ -58,6 +60,7 @@ class Outcome:
         lineage: claimed, also for a fresh start.
         reason: a sentence.
         candidate: what was loaded; None for a fresh start.
+        is_remote_claim: the lineage was claimed on the remote tier.
         sealed_at: of the loaded step, UTC.
         bytes_local, bytes_remote: read by this rank.
     """
@@ -65,6 +68,7 @@ class Outcome:
     lineage: int
     reason: str
     candidate: Candidate | None = None
+    is_remote_claim: bool = False
     sealed_at: datetime | None = None
     bytes_local: int = 0
     bytes_remote: int = 0
@@ -111,6 +115,9 @@ class Restore:
         self._policy = site.settings.policy
         self._world: World = World(nodes=site.topology.nodes, local=(), remote=())
         self._excluded: dict[Attempt, str] = {}
+        self._unreadable: dict[tuple[Attempt, tuple[str, ...]], str] = {}
+        self._failed_local: dict[tuple[int, Attempt], str] = {}
+        self._claims: dict[int, Attempt] = {}
         self._damaged: frozenset[Attempt] = frozenset()
         self._is_written = False
 
@@ -123,14 +130,14 @@ class Restore:
         """
         point = self._wait_for_pending(self._observe())
         for _ in range(_MAX_ROUNDS):
-            candidate = next((c for c in point.candidates if c.attempt not in self._excluded), None)
+            candidate = next((c for c in point.candidates if not self._has_failed(c)), None)
             if candidate is None:
                 return self._start_fresh(point)
-            outcome = self._try(candidate, _explain(point, candidate, self._excluded))
+            outcome = self._try(candidate, _explain(point, candidate, self._failures))
             if outcome is not None:
                 return outcome
             point = self._observe()
-        told = next(reversed(self._excluded.values()), "see the log")
+        told = next(reversed(self._failures.values()), "see the log")
         raise Reject(
             f"run {self._site.identity.name}: {_MAX_ROUNDS} tries to restore have failed ({told})"
         )
@@ -138,6 +145,15 @@ class Restore:
     @property
     def _is_lead(self) -> bool:
         return self._site.rank == 0
+
+    @property
+    def _failures(self) -> dict[Attempt, str]:
+        return {attempt: why for (attempt, _), why in self._unreadable.items()} | self._excluded
+
+    def _has_failed(self, candidate: Candidate) -> bool:
+        """A step that lies elsewhere now was moved while it was opened, and is tried again."""
+        attempt = candidate.attempt
+        return attempt in self._excluded or (attempt, candidate.folders) in self._unreadable
 
     def _observe(self) -> RestorePoint:
         views = self._ranks.attempt(lambda: observe_tiers(self._site))
@@ -148,6 +164,10 @@ class Restore:
             local=tuple(firsts),
             remote=views[0].remote,
             claims=views[0].claims,
+            trained=views[0].trained,
+            running=frozenset(self._claims),
+            max_tries=self._policy.max_restore_tries,
+            failed_local=dict(self._failed_local),
         )
         return decide_restore_point(self._world)
 
@@ -171,7 +191,7 @@ class Restore:
             if not self._vote(candidate, lambda: self._verify(loaded, is_same_world)):
                 return None
             self._is_written = True
-            if not self._vote(candidate, lambda: self._load(loaded, candidate)):
+            if not self._vote(candidate, lambda: self._load(loaded, candidate), is_whole=True):
                 return None
         finally:
             if loaded.copy is not None:
@@ -182,6 +202,7 @@ class Restore:
             lineage=lineage,
             reason=reason,
             candidate=candidate,
+            is_remote_claim=self._world.remote is not None,
             sealed_at=loaded.copy.sealed_at,
             bytes_local=size if is_local else 0,
             bytes_remote=0 if is_local else size,
@@ -198,15 +219,31 @@ class Restore:
             "Options(on_world_change=…), or Options(keeps_rng=False) and no rank_state"
         )
 
-    def _vote(self, candidate: Candidate, action: Callable[[], object]) -> bool:
-        """Runs `action` on all ranks; False, on all ranks alike, if it failed on any."""
+    def _vote(
+        self, candidate: Candidate, action: Callable[[], object], *, is_whole: bool = False
+    ) -> bool:
+        """Runs `action` on all ranks; False, on all ranks alike, if it failed on any.
+
+        Args:
+            candidate: what is tried.
+            action: this rank's part.
+            is_whole: all files were verified, so a failure says something about the whole attempt;
+                otherwise the nodes' own copies are left out first, as the remote one may do.
+        """
         verdicts = self._ranks.gather(self._judge(candidate, action))
         failed = [(rank, v) for rank, v in enumerate(verdicts) if v.sentence]
         if not failed:
             return True
         sentence = "; ".join(f"rank {rank}: {verdict.sentence}" for rank, verdict in failed[:3])
         if not any(verdict.has_moved_file for _, verdict in failed):
-            self._excluded[candidate.attempt] = sentence
+            near = [(r, v) for r, v in failed if candidate.sources[r] is Source.LOCAL]
+            if is_whole:
+                self._excluded[candidate.attempt] = sentence
+            elif not near:
+                self._unreadable[candidate.attempt, candidate.folders] = sentence
+            for rank, verdict in near:
+                node = self._site.topology.node_of(rank)
+                self._failed_local[node, candidate.attempt] = f"rank {rank}: {verdict.sentence}"
         _LOG.warning(
             "step cannot be restored: %s",
             sentence,
@@ -218,7 +255,7 @@ class Restore:
         try:
             action()
         except DamagedFile as error:
-            return _Verdict(sentence=str(error), has_moved_file=self._move(candidate, error.name))
+            return _Verdict(sentence=str(error), has_moved_file=self._move(candidate, error.entry))
         except Exception as error:  # noqa: BLE001  # the other ranks wait for this rank's vote
             return _Verdict(sentence=f"{type(error).__name__}: {error}")
         return _Verdict()
@@ -226,7 +263,7 @@ class Restore:
     def _open(self, candidate: Candidate, loaded: _Loaded) -> None:
         source = candidate.sources[self._site.rank]
         with self._open_run(source) as run:
-            folder = open_inside(run, self._folder_of(candidate))
+            folder = open_step(run, candidate.folders[self._site.rank])
         try:
             loaded.copy = open_copy(
                 folder,
@@ -260,52 +297,62 @@ class Restore:
         assert place is not None, "a candidate names only tiers that there are"
         return open_place(place)
 
-    def _folder_of(self, candidate: Candidate) -> str:
-        if candidate.sources[self._site.rank] is Source.REMOTE:
-            return candidate.remote_folder or step_folder(candidate.attempt)
-        own = self._world.local[self._site.topology.node_of(self._site.rank)]
-        return next(copy.folder for copy in own if copy.attempt == candidate.attempt)
-
-    def _move(self, candidate: Candidate, name: str) -> bool:
+    def _move(self, candidate: Candidate, entry: FileEntry) -> bool:
         """Sets a damaged file aside; two ranks may meet the same one, the first moves it."""
-        path = self._folder_of(candidate)
+        path = candidate.folders[self._site.rank]
         try:
             with (
                 self._open_run(candidate.sources[self._site.rank]) as run,
-                open_inside(run, path) as step,
+                open_step(run, path) as step,
             ):
-                quarantine_file(run, step, candidate.attempt, name)
+                set_aside(run, step, candidate.attempt, entry)
         except FileNotFoundError:
             return True
         except (OSError, Corrupt) as error:
             _LOG.warning(
-                "damaged file was not set aside", extra={"file": name, "error": str(error)}
+                "damaged file was not set aside", extra={"file": entry.name, "error": str(error)}
             )
             return False
         return True
 
     def _claim(self, attempt: Attempt | None) -> int:
-        """Rank 0 opens the lineage; all ranks learn its number."""
-        return self._ranks.attempt(
+        """Rank 0 opens the lineage; all ranks learn its number.
+
+        A second look at the same attempt goes on in the lineage that it opened: a restore that
+        meets several damaged files is one try.
+        """
+        newest = max(self._claims, default=0)
+        if attempt is not None and self._claims.get(newest) == attempt:
+            return newest
+        number = self._ranks.attempt(
             lambda: claim_next(self._site, self._world, attempt) if self._is_lead else 0
         )[0]
+        if attempt is not None:
+            self._claims[number] = attempt
+        return number
 
     def _start_fresh(self, point: RestorePoint) -> Outcome:
         """Nothing to restore: right at the first start, an error when steps were there."""
+        run = self._site.identity.name
         has_remote = self._site.settings.remote is not None
         if has_remote and self._world.remote is None:
             raise Retry(
-                f"run {self._site.identity.name}: the remote tier cannot be read and no node holds "
+                f"run {run}: the remote tier cannot be read and no node holds "
                 "a step that can be restored; nothing is begun anew meanwhile"
             )
         existing = find_existing_attempts(self._world, has_remote=has_remote) | self._damaged
-        reasons = {**dict(point.refused), **self._excluded}
+        reasons = {**dict(point.refused), **self._failures}
         told = "; ".join(f"step {a.step}: {why}" for a, why in list(reasons.items())[:3])
+        if point.set_aside:
+            raise Reject(
+                f"run {run}: no step can be restored but such as failed too often ({told}); to try "
+                "them again raise recovery.maxAttemptsPerStep of the policy, outside a cluster "
+                f"max_restore_tries (now {self._policy.max_restore_tries})"
+            )
         may_ignore = self._policy.start_fresh_when_unrestorable and not self._is_written
         if existing and not may_ignore:
             raise Reject(
-                f"run {self._site.identity.name}: {len(existing)} checkpoints exist and none can "
-                f"be restored ({told}); "
+                f"run {run}: {len(existing)} checkpoints exist and none can be restored ({told}); "
                 "to start from nothing set recovery.onUnrestorable: StartFresh"
             )
         reason = f"no step could be restored ({told})" if told else "no step was ever saved"
@@ -313,11 +360,9 @@ class Restore:
 
 
 def _explain(point: RestorePoint, candidate: Candidate, excluded: dict[Attempt, str]) -> str:
-    newer = [
-        f"step {attempt.step}: {why}"
-        for attempt, why in [*point.refused, *excluded.items()]
-        if (attempt.step, attempt.nonce) > (candidate.attempt.step, candidate.attempt.nonce)
-    ]
+    reasons = {**dict(point.refused), **excluded}
+    before = point.order[: point.order.index(candidate.attempt)]
+    newer = [f"step {attempt.step}: {reasons[attempt]}" for attempt in before if attempt in reasons]
     if not newer:
         return f"step {candidate.attempt.step} is the newest step"
     return (

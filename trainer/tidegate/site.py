@@ -106,17 +106,6 @@ def open_known(place: Place) -> tuple[Folder, RunIdentity]:
     return folder, found
 
 
-def open_inside(run: Folder, path: str) -> Folder:
-    """An open folder below the run's; no part of the path may be a link."""
-    folder = run
-    for part in path.split("/"):
-        child = folder.child(part)
-        if folder is not run:
-            folder.close()
-        folder = child
-    return folder
-
-
 def open_site(settings: Settings, ranks: Ranks) -> Site:
     """Makes the folders, agrees on the identity, tells nodes apart. Collective.
 
