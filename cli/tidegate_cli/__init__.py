@@ -1,1 +1,1 @@
-"""The `tidegate` command: thin, over the contract."""
+"""The `tidegate` command: thin, over the contract and the sidecar."""

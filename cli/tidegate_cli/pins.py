@@ -1,0 +1,112 @@
+"""`tidegate pin` and `unpin`: what no retention removes, on the remote tier.
+
+A sidecar may move the step away at any moment. It reads the pins before it does; here the pin is
+written first and the step looked at afterwards, so one of the two sees the other.
+"""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tidegate_cli.attempts import choose_attempt, explain_lack, find_commits
+from tidegate_cli.look import RunView, look_at_run, open_run
+from tidegate_cli.terminal import say, say_json
+from tidegate_contract.errors import Corrupt, Reject
+from tidegate_contract.folder import Folder
+from tidegate_contract.identity import Pin
+from tidegate_contract.layout import TRASH, Attempt, step_folder
+from tidegate_contract.publish import remove_pin, write_pin
+from tidegate_contract.scan import confirm_commit
+from tidegate_sidecar.removal import restore_step
+
+_LOOKS = 3
+_MAX_REASON = 1000
+
+RunFolder = Annotated[
+    Path, typer.Option("--run-folder", metavar="DIR", help="the run's folder on the remote tier")
+]
+Step = Annotated[
+    str, typer.Argument(metavar="STEP", help="the step's number, or the name of its folder")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="one JSON document instead")]
+
+
+def pin(
+    step: Step,
+    run_folder: RunFolder,
+    reason: Annotated[str, typer.Option(help="why, for those who come after you")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Keep a durable step: no retention removes it. It comes back if it lies in .trash."""
+    if len(reason) > _MAX_REASON:
+        raise typer.BadParameter(f"allowed are {_MAX_REASON} characters", param_hint="--reason")
+    view = look_at_run(run_folder)
+    attempt = choose_attempt(step, find_commits(view), explain_lack(view, step))
+    with open_run(run_folder) as (run, identity):
+        write_pin(
+            run,
+            Pin(
+                run_id=identity.run_id, attempt=attempt, reason=reason, pinned_at=datetime.now(UTC)
+            ),
+        )
+        looks = _count_looks(run, attempt, identity.run_id)
+        if looks is None:
+            remove_pin(run, attempt)
+            raise Reject(f"step {attempt.step} was removed meanwhile; it is not pinned")
+    tell(view, attempt, "pinned", is_back=looks > 0, as_json=as_json)
+
+
+def unpin(step: Step, run_folder: RunFolder, as_json: AsJson = False) -> None:
+    """Let retention treat a pinned step like all others again."""
+    view = look_at_run(run_folder)
+    attempt = choose_attempt(step, view.pins, f"has no pin in {run_folder}")
+    with open_run(run_folder) as (run, _):
+        remove_pin(run, attempt)
+    tell(view, attempt, "unpinned", is_back=False, as_json=as_json)
+
+
+def is_durable(run: Folder, attempt: Attempt, run_id: str) -> bool:
+    """Whether the attempt's commit holds outside `.trash`, made durable by the asking."""
+    try:
+        with run.child(step_folder(attempt)) as step:
+            return confirm_commit(step, attempt, run_id) is not None
+    except (FileNotFoundError, Corrupt, Reject):
+        return False
+
+
+def _count_looks(run: Folder, attempt: Attempt, run_id: str) -> int | None:
+    """How often the step had to be moved back from `.trash`; None if it is not there either."""
+    for looks in range(_LOOKS):
+        if is_durable(run, attempt, run_id):
+            return looks
+        if not _is_in_trash(run, attempt):
+            return None
+        restore_step(run, attempt)
+    return None
+
+
+def _is_in_trash(run: Folder, attempt: Attempt) -> bool:
+    try:
+        with run.child(TRASH) as trash, trash.child(step_folder(attempt)):
+            return True
+    except FileNotFoundError:
+        return False
+
+
+def tell(view: RunView, attempt: Attempt, done: str, *, is_back: bool, as_json: bool) -> None:
+    """What was done, in the shape that pins have."""
+    if as_json:
+        say_json(
+            {
+                "run": view.identity.name,
+                "step": attempt.step,
+                "attempt": attempt.nonce,
+                "done": done,
+                "back_from_trash": is_back,
+            }
+        )
+    else:
+        back = "; it is back from .trash" if is_back else ""
+        say(f"step {attempt.step} of {view.identity.name} is {done}{back}")

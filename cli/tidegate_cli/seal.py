@@ -1,0 +1,207 @@
+"""`tidegate seal`: a folder that another framework wrote becomes a sealed attempt of a run."""
+
+import os
+import shlex
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tidegate_cli.foreign import Sealing, draw_attempt, list_files, seal_folder
+from tidegate_cli.look import is_known_name, lineage_of, look_at_run, open_run
+from tidegate_cli.rows import find_lineage
+from tidegate_cli.terminal import bytes_progress, say, say_json, show_size, warn
+from tidegate_contract.errors import Reject
+from tidegate_contract.folder import Folder
+from tidegate_contract.identity import RunIdentity
+from tidegate_contract.layout import RUN_DOCUMENT, Attempt, check_run_name
+from tidegate_contract.publish import ensure_identity
+from tidegate_contract.restore_point import order_key
+from tidegate_contract.scan import read_identity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sealed:
+    """What was made.
+
+    Attributes:
+        identity: of the run.
+        sealing: what was declared.
+        folder: of the attempt, with the run's folder.
+        files, size_bytes: in it.
+        newer: steps of the run that stay newer than this one.
+    """
+
+    identity: RunIdentity
+    sealing: Sealing
+    folder: str
+    files: int
+    size_bytes: int
+    newer: tuple[int, ...]
+
+
+_Dir = Annotated[Path, typer.Argument(metavar="DIR", help="the folder; it stays as it is")]
+_Run = Annotated[str, typer.Option(metavar="NAMESPACE/NAME", help="the run's name")]
+_Step = Annotated[int, typer.Option(min=0, metavar="N", help="optimizer steps done")]
+_Local = Annotated[Path, typer.Option(metavar="RUN_FOLDER", help="the run's folder on this node")]
+_Tokens = Annotated[int, typer.Option(min=0, metavar="N", help="tokens since the run began")]
+_Remote = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="the run's folder on the remote tier: takes its run.json"),
+]
+_Lineage = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="raise it when training went back to an earlier step"),
+]
+_SharesFiles = Annotated[
+    bool, typer.Option("--link", help="hard links, no copies: nobody may write these files again")
+]
+_AsJson = Annotated[bool, typer.Option("--json", help="one JSON document instead")]
+
+
+def seal(  # noqa: PLR0913  # each parameter is an option of the command
+    source: _Dir,
+    run: _Run,
+    step: _Step,
+    local: _Local,
+    tokens: _Tokens = 0,
+    remote: _Remote = None,
+    lineage: _Lineage = None,
+    shares_files: _SharesFiles = False,
+    as_json: _AsJson = False,
+) -> None:
+    """Seal a folder that another framework wrote.
+
+    From then on it is like any saved step. A flat folder of regular files is copied, and hashed
+    while it is read; a link, a subfolder or a file that changes meanwhile is refused. Sealing the
+    same step again makes a second, newer attempt. Where RUN_FOLDER holds no run, this begins one.
+    """
+    _check_name(run)
+    with Folder.open(source) as folder:
+        sizes = list_files(folder)  # before anything is made
+        with _ensure_run_folder(local) as place:
+            identity = _ensure_identity(place, run, remote)
+            sealing, newer = _declare(local, identity, (step, tokens, lineage), shares_files)
+            with bytes_progress(is_hidden=as_json) as progress:
+                task = progress.add_task(f"step {step}", total=sum(sizes.values()))
+                made = seal_folder(folder, place, sealing, lambda n: progress.advance(task, n))
+    done = Sealed(
+        identity=identity,
+        sealing=sealing,
+        folder=f"{local}/{made}",
+        files=len(sizes),
+        size_bytes=sum(sizes.values()),
+        newer=newer,
+    )
+    if as_json:
+        say_json(_document(done))
+    else:
+        _print(done, local, remote)
+
+
+def _check_name(run: str) -> None:
+    try:
+        check_run_name(run)
+    except Reject as error:
+        raise typer.BadParameter(str(error), param_hint="--run") from error
+
+
+def _ensure_run_folder(path: Path) -> Folder:
+    """The open folder; what is missing of the path is made, durably."""
+    path = Path(os.path.abspath(path))
+    root = path
+    while not root.exists():
+        root = root.parent
+    folder = Folder.open(root)
+    for part in path.relative_to(root).parts:
+        with folder as parent:
+            folder = parent.ensure_child(part)
+    return folder
+
+
+def _ensure_identity(place: Folder, run: str, remote: Path | None) -> RunIdentity:
+    wanted = _identity_of(remote, run)
+    found = read_identity(place)
+    if found is None:
+        strange = [name for name in place.names() if not is_known_name(name)]
+        if strange:
+            raise Reject(
+                f"{place.path}: holds {strange[0]} and no {RUN_DOCUMENT}, so it is no run's folder;"
+                " allowed is one of a run, an empty or a new one"
+            )
+        found = ensure_identity(place, wanted)
+    if found.name != run:
+        raise Reject(f"{place.path}/{RUN_DOCUMENT}: is of run {found.name}, not of {run}")
+    if remote is not None and found.run_id != wanted.run_id and (remote / RUN_DOCUMENT).exists():
+        raise Reject(f"{place.path}/{RUN_DOCUMENT}: is not the run of this name in {remote}")
+    return found
+
+
+def _identity_of(remote: Path | None, run: str) -> RunIdentity:
+    """The run's identity on the remote tier; a new one where it is not known there yet."""
+    if remote is not None and remote.exists():
+        try:
+            with open_run(remote) as (_, identity):
+                return identity
+        except Reject:
+            if (remote / RUN_DOCUMENT).exists():
+                raise
+    return RunIdentity(
+        run_id=str(uuid.uuid4()), name=run, uid=os.getuid(), created_at=datetime.now(UTC)
+    )
+
+
+def _declare(
+    local: Path, identity: RunIdentity, wanted: tuple[int, int, int | None], shares_files: bool
+) -> tuple[Sealing, tuple[int, ...]]:
+    """What is to be sealed, and the steps that stay newer than it."""
+    step, tokens, lineage = wanted
+    view = look_at_run(local)
+    lineage = lineage or max(1, find_lineage(view))
+    known = [(record.attempt, lineage_of(record)) for record in view.records]
+    attempt = draw_attempt(step, lineage, known)
+    key = order_key(attempt, lineage, view.claims)
+    newer = {record.attempt.step for record in view.records if view.key(record) > key}
+    sealing = Sealing(
+        run_id=identity.run_id,
+        lineage=lineage,
+        attempt=attempt,
+        tokens=tokens,
+        now=datetime.now(UTC),
+        shares_files=shares_files,
+    )
+    return sealing, tuple(sorted(newer, reverse=True))
+
+
+def _print(done: Sealed, local: Path, remote: Path | None) -> None:
+    attempt: Attempt = done.sealing.attempt
+    what = f"{done.files} {'file' if done.files == 1 else 'files'}, {show_size(done.size_bytes)}"
+    say(f"step {attempt.step} of {done.identity.name} is sealed: {what}")
+    say(done.folder)
+    if done.newer:
+        warn(
+            f"step {done.newer[0]} stays newer, so a flush leaves this one out; if training went "
+            f"back, seal it again with --lineage {done.sealing.lineage + 1}"
+        )
+    where = shlex.quote(str(remote)) if remote else f"REMOTE/{done.identity.name}"
+    say("make it durable:")
+    say(f"  tidegate flush --once --local {shlex.quote(str(local))} --remote {where}")
+
+
+def _document(done: Sealed) -> dict[str, Any]:
+    sealing = done.sealing
+    return {
+        "run": done.identity.name,
+        "run_id": done.identity.run_id,
+        "step": sealing.attempt.step,
+        "attempt": sealing.attempt.nonce,
+        "lineage": sealing.lineage,
+        "tokens": sealing.tokens,
+        "folder": done.folder,
+        "files": done.files,
+        "size_bytes": done.size_bytes,
+        "newer_steps": list(done.newer),
+    }
