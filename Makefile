@@ -49,10 +49,14 @@ requirements: ## resolve requirements/*.txt anew (hashed, no index addresses)
 
 .PHONY: test-fast
 test-fast: env ## every test that needs no cluster, on two workers
-	@$(PYTEST) -q -n 2 --dist loadfile -m "not ground" tests
+	@$(PYTEST) -q -n 2 --dist loadfile -m "not (ground or disk or long)" tests
+
+.PHONY: test-long
+test-long: env ## enumerations, kills and power cuts; no cluster, but root and loop devices
+	@$(PYTEST) -q -n 2 --dist loadfile --durations=10 -m "(disk or long) and not ground" tests
 
 .PHONY: test
-test: check test-fast ground-prepare images ## everything, on a real cluster
+test: check ground-prepare test-fast test-long images ## everything, on a real cluster
 	@$(PYTEST) -v --durations=10 -m ground tests
 
 .PHONY: soak
