@@ -4,7 +4,7 @@ SHELL := /bin/bash
 VENV := .venv
 PY := $(VENV)/bin/python
 SOURCES := contract trainer sidecar operator cli tests examples images
-PACKAGES := tidegate_contract tidegate tidegate_sidecar tidegate_operator tidegate_cli tidegate_ground tidegate_demo
+PACKAGES := tidegate_contract tidegate tidegate_sidecar tidegate_operator tidegate_cli tidegate_ground tidegate_crash tidegate_demo
 PYTEST := $(PY) -m pytest
 
 .PHONY: help

@@ -62,6 +62,24 @@ class TestProcesses:
         (alone,) = cgroups.parse_hierarchies("cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n", "")
         assert alone.needs_delegation
 
+    def test_group_that_vanishes_while_it_is_listed_is_passed_over(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name, pid in (("", 1), ("pod", 2), ("pod/container", 3)):
+            (tmp_path / "ground" / name).mkdir()
+            (tmp_path / "ground" / name / "cgroup.procs").write_text(f"{pid}\n")
+        hierarchy = cgroups.Hierarchy(path=tmp_path, version=2, controllers=())
+        monkeypatch.setattr(cgroups, "observe_hierarchies", lambda: (hierarchy,))
+        listing = os.scandir
+
+        def vanish(path: str | Path) -> object:
+            if Path(path).name == "container":
+                raise FileNotFoundError(path)
+            return listing(path)
+
+        monkeypatch.setattr(os, "scandir", vanish)
+        assert cgroups.observe_pids("ground") == {1, 2}
+
 
 class TestRecord:
     @pytest.mark.parametrize(

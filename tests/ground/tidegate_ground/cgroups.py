@@ -124,9 +124,11 @@ def observe_pids(group: str) -> set[int]:
     """Returns the pids in the group and below it, in any hierarchy."""
     pids: set[int] = set()
     for hierarchy in observe_hierarchies():
-        for file in (hierarchy.path / group).rglob("cgroup.procs"):
+        for folder, _, files in os.walk(hierarchy.path / group):  # passes over what goes meanwhile
+            if "cgroup.procs" not in files:
+                continue
             try:
-                pids |= {int(pid) for pid in file.read_text().split()}
+                pids |= {int(pid) for pid in Path(folder, "cgroup.procs").read_text().split()}
             except OSError:  # the group went away while it was read
                 continue
     return pids
