@@ -46,7 +46,7 @@ NAMESPACED: dict[str, dict[str, str]] = {
         "secrets tidegate-gate-tls": "get patch",
     },
     "tidegate-gate": {
-        "secrets tidegate-gate-tls": "get watch",
+        "secrets tidegate-gate-tls": "watch",
         "services tidegate-gate": "get watch",
     },
     "tidegate-agent": {},

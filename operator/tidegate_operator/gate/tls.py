@@ -10,6 +10,7 @@ import binascii
 import logging
 import os
 import ssl
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from tidegate_contract.errors import Retry, TidegateError
 from tidegate_operator.kube.backoff import Backoff
 from tidegate_operator.kube.client import Client
 from tidegate_operator.kube.kinds import SECRETS
+from tidegate_operator.kube.watch import SHORT_WATCH_SECONDS, parse_event
 
 CERTIFICATE, KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"
 WATCH_SECONDS = 300
@@ -115,7 +117,7 @@ def parse_certificate(secret: Mapping[str, Any]) -> Certificate:
 async def watch(client: Client, identity: Identity, namespace: str, name: str) -> None:
     """Keeps `identity` equal to the Secret until cancelled.
 
-    Only `get` and `watch` of this one Secret are needed, so the account cannot read others.
+    Only `watch` of this one Secret is needed, so the account cannot read others.
     """
     failures, told = 0, ""
     while True:
@@ -131,22 +133,24 @@ async def watch(client: Client, identity: Identity, namespace: str, name: str) -
 
 
 async def _pass(client: Client, identity: Identity, namespace: str, name: str) -> None:
-    """Loads the Secret and returns once it may have changed."""
-    secret = await client.get(SECRETS.path(namespace, name))
-    try:
-        identity.load(parse_certificate(secret))
-    except (Retry, ssl.SSLError) as error:
-        logger.info("waiting for a certificate", extra={"error": str(error)})
+    """Loads the Secret as it is and at each change, until the server ends the watch."""
+    # Without a resourceVersion a watch begins with the object as it is. That of a Secret which
+    # nobody has written for long is too old once the API server was restarted, for ever.
     params = {
         "watch": "1",
         "fieldSelector": f"metadata.name={name}",
-        "resourceVersion": secret["metadata"]["resourceVersion"],
         "timeoutSeconds": str(WATCH_SECONDS),
     }
-    path = SECRETS.path(namespace)
+    path, opened = SECRETS.path(namespace), time.monotonic()
     async with client.stream(path, params, INACTIVITY_SECONDS) as lines:
-        async for _ in lines:
-            return
+        async for line in lines:
+            _, secret = parse_event(path, line)
+            try:
+                identity.load(parse_certificate(secret))
+            except (Retry, ssl.SSLError) as error:
+                logger.info("waiting for a certificate", extra={"error": str(error)})
+    if time.monotonic() - opened < SHORT_WATCH_SECONDS:
+        raise Retry(f"WATCH {path}: the server ended it at once")
 
 
 def _load(context: ssl.SSLContext, certificate: Certificate) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from tidegate_operator.kube.backoff import Backoff
 from tidegate_operator.kube.client import PAGE_SIZE, Client, Object
@@ -190,15 +190,12 @@ class Reflector(Generic[R]):
             raise Unavailable(f"WATCH {self._path}: the server ended it at once")
 
     def _take(self, line: bytes) -> None:
-        event = _decoded(self._path, line)
-        item = event["object"]
-        match event.get("type"):
+        kind, item = parse_event(self._path, line)
+        match kind:
             case "ADDED" | "MODIFIED":
                 self._store(item)
             case "DELETED":
                 self._forget(_key(item))
-            case "ERROR":
-                raise parse_error(f"WATCH {self._path}", int(item.get("code") or 0), item)
         self._version = item.get("metadata", {}).get("resourceVersion") or self._version
 
     def _store(self, item: Object) -> Key:
@@ -252,15 +249,27 @@ class Reflector(Generic[R]):
         await asyncio.sleep(RETRY.delay(self._failures))
 
 
-def _decoded(path: str, line: bytes) -> dict[str, Any]:
-    # A connection that is cut leaves half a line at its end.
-    try:
+def parse_event(path: str, line: bytes) -> tuple[str, Object]:
+    """Type and object of one line of a watch.
+
+    Args:
+        path: of the list, for the sentence.
+        line: as the stream gave it.
+
+    Raises:
+        Gone: the watch began at a version that is too old.
+        ApiError: the server says that it cannot go on, or the line is no event.
+    """
+    try:  # a connection that is cut leaves half a line at its end
         event = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise Unavailable(f"WATCH {path}: the connection broke within an event") from error
     if not isinstance(event, dict) or not isinstance(event.get("object"), dict):
         raise Unavailable(f"WATCH {path}: the server sent something that is no event")
-    return event
+    item = event["object"]
+    if event.get("type") == "ERROR":
+        raise parse_error(f"WATCH {path}", int(item.get("code") or 0), item)
+    return str(event.get("type")), item
 
 
 def _key(item: Object) -> Key:

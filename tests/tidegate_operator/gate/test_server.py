@@ -42,8 +42,6 @@ class FakeApi:
         self.paths.append(request.path)
         if "watch" in request.query:
             return await self._watch(request)
-        if request.path.endswith("/secrets/tidegate-gate-tls"):
-            return web.json_response(self.secret)
         if request.path.endswith("/services/tidegate-gate"):
             return web.json_response({"spec": {"clusterIP": "10.96.0.9"}})
         items = self.policies if request.path.endswith("/checkpointpolicies") else []
@@ -52,11 +50,11 @@ class FakeApi:
     async def _watch(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
-        if "secrets" in request.path:
-            await self.changed.wait()
-            self.changed.clear()
+        while "secrets" in request.path:
             event = {"type": "MODIFIED", "object": self.secret}
             await response.write(json.dumps(event).encode() + b"\n")
+            await self.changed.wait()
+            self.changed.clear()
         await asyncio.Event().wait()
         return response
 

@@ -1,14 +1,19 @@
 import asyncio
 import base64
+import json
 import ssl
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from aiohttp import web
 from cryptography import x509
 
 from tidegate_contract.errors import Retry
-from tidegate_operator.gate.tls import Identity, parse_certificate
+from tidegate_operator.gate.tls import Identity, parse_certificate, watch
+from tidegate_operator.kube.access import Access
+from tidegate_operator.kube.client import Client
 
 
 def secret_of(certificate: Any, **changes: str) -> dict[str, Any]:
@@ -105,3 +110,43 @@ def test_identity_keeps_the_old_pair_when_the_new_one_does_not_match(
         await server.wait_closed()
 
     asyncio.run(body())
+
+
+@pytest.mark.parametrize("ends_at_once", [False, True], ids=["after a restart", "broken server"])
+def test_certificate_is_loaded_without_a_storm_of_requests(
+    a_certificate: Any, ends_at_once: bool
+) -> None:
+    secret = secret_of(a_certificate()) | {"metadata": {"name": "s", "resourceVersion": "7"}}
+    seen: list[str] = []
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        seen.append(request.query_string)
+        if "watch" not in request.query:
+            return web.json_response(secret)
+        response = web.StreamResponse()
+        await response.prepare(request)
+        event: dict[str, Any] = {"type": "ADDED", "object": secret}
+        if "resourceVersion" in request.query:  # older than anything that the server remembers
+            event = {"type": "ERROR", "object": {"kind": "Status", "code": 410}}
+        await response.write(json.dumps(event).encode() + b"\n")
+        if "resourceVersion" not in request.query and not ends_at_once:
+            await asyncio.Event().wait()
+        return response
+
+    async def whole() -> Identity:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", handle)
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        identity = Identity()
+        access = Access(server=f"http://127.0.0.1:{runner.addresses[0][1]}")
+        async with Client(access) as client:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await watch(client, identity, "system", "s")
+        await runner.cleanup()
+        return identity
+
+    assert asyncio.run(whole()).is_loaded
+    assert len(seen) <= 4

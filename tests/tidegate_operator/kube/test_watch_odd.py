@@ -104,4 +104,4 @@ def test_reflector_callback_that_fails_at_an_end_does_not_stop_it(with_server: A
 
 def test_event_too_deep_to_read_counts_as_a_broken_stream() -> None:
     with pytest.raises(Unavailable, match="within an event"):
-        watch._decoded("/api/v1/pods", b'{"type":"MODIFIED","object":' + b"[" * 5000)
+        watch.parse_event("/api/v1/pods", b'{"type":"MODIFIED","object":' + b"[" * 5000)
