@@ -28,6 +28,11 @@ def start(*words: object, **options: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stderr=subprocess.PIPE, **options)
 
 
+def hear_interrupts() -> None:
+    """What a shell starts in the background is deaf to SIGINT, and so are its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.fixture
 def huge_run(a_run: Any, a_step: Any, an_attempt: Any) -> Path:
     """A step with a sparse file that takes longer to read than a test may last."""
@@ -65,7 +70,7 @@ def has_open(process: subprocess.Popen[bytes], name: str) -> bool:
 
 
 def test_verify_interrupted_ends_with_130_and_no_traceback(huge_run: Path) -> None:
-    process = start("verify", huge_run, stdout=subprocess.PIPE)
+    process = start("verify", huge_run, stdout=subprocess.PIPE, preexec_fn=hear_interrupts)
     until = time.monotonic() + 30
     while not has_open(process, "/huge"):
         assert time.monotonic() < until
