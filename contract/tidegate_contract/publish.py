@@ -25,6 +25,7 @@ from tidegate_contract.layout import (
     Attempt,
     announced_file,
     lineage_file,
+    parse_step_folder,
     pin_file,
     quarantined_file,
     seal_file,
@@ -78,6 +79,26 @@ def ensure_identity(run: Folder, wanted: RunIdentity) -> RunIdentity:
     if found is None:
         raise Retry(f"{run.path}/{RUN_DOCUMENT}: another process is about to write it")
     return found
+
+
+def begin_identity(run: Folder, wanted: RunIdentity) -> RunIdentity:
+    """As `ensure_identity`, on the remote tier, by somebody who knows of no earlier identity.
+
+    A folder that holds steps was a run's: to begin anew there would hide them behind an identity
+    that none of them bears.
+
+    Raises:
+        Reject: `run.json` is missing although steps lie beside it.
+    """
+    if read_identity(run) is None:
+        steps = [name for name in run.names() if parse_step_folder(name) is not None]
+        if steps and read_identity(run) is None:  # looked at again: the run may just have begun
+            raise Reject(
+                f"{run.path}/{RUN_DOCUMENT} is missing, but steps lie beside it, such as"
+                f" {steps[-1]}; bring it back by `tidegate flush --once` from a node that still has"
+                " the run, or move the folder aside to begin anew"
+            )
+    return ensure_identity(run, wanted)
 
 
 def check_owner(found: RunIdentity, owner_uid: str | None) -> None:

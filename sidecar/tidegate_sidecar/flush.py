@@ -143,7 +143,7 @@ class Pass:
     """How a single pass ended.
 
     Attributes:
-        lines: one for each step that was sealed here, newest first.
+        lines: one for each step that was sealed here, or cannot be read, newest first.
         is_whole: all that could be done from here was done.
     """
 
@@ -195,10 +195,18 @@ def _summary(loop: Loop) -> Pass:
     lines = [
         f"step {step.attempt.step}: {describe_step(step, loop.remote, worst)}"
         for step in reversed(loop.local)
-        if step.sealed
+        if step.sealed or step.problems
     ]
     is_refused = bool(loop.troubles.refused(time.monotonic()))
-    return Pass(lines=tuple(lines), is_whole=worst is None and not is_refused)
+    is_left = any(_may_be_missed(step, loop.remote) for step in loop.local)
+    return Pass(lines=tuple(lines), is_whole=worst is None and not is_refused and not is_left)
+
+
+def _may_be_missed(step: StepView, remote: RemoteView | None) -> bool:
+    """Its seals cannot be read, and no later step is durable as far as the number tells."""
+    newest = remote.newest if remote else None
+    is_later = newest is None or step.attempt.step > newest.attempt.step
+    return bool(step.problems) and is_later
 
 
 def describe_step(step: StepView, remote: RemoteView | None, worst: Trouble | None) -> str:
@@ -212,4 +220,6 @@ def describe_step(step: StepView, remote: RemoteView | None, worst: Trouble | No
     if far is not None and step.ranks <= far.ranks:
         missing = sorted(set(range(step.world_size)) - far.ranks)
         return f"copied; not durable before ranks {missing} are"
+    if step.problems:
+        return f"not copied: {step.problems[0]}"
     return f"not copied: {worst.message if worst else 'see the log'}"

@@ -1,5 +1,6 @@
 """A restore of one rank without a process group: fresh starts, and the word that it trained."""
 
+import shutil
 import threading
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -12,7 +13,7 @@ from tidegate.observe import claim_next, note_trained_behind, observe_tiers
 from tidegate.restore import Restore
 from tidegate.site import Site, open_site
 from tidegate_contract.digest import ContentHasher
-from tidegate_contract.errors import Retry
+from tidegate_contract.errors import Reject, Retry
 from tidegate_contract.folder import Folder
 from tidegate_contract.layout import METADATA_REMOTE, Attempt, step_folder
 from tidegate_contract.publish import announce, write_seal
@@ -52,6 +53,15 @@ def a_delivered_step(site: Site, root) -> None:
             file.write(data)
             file.publish(len(data))
         write_seal(step, seal)
+
+
+def test_run_that_lost_its_identity_is_not_begun_anew_over_its_steps(tmp_path) -> None:
+    site = a_site(tmp_path)
+    a_delivered_step(site, tmp_path / "pfs")
+    (run_folder(tmp_path / "pfs") / "run.json").unlink()
+    shutil.rmtree(run_folder(site.settings.local.root))
+    with pytest.raises(Reject, match=r"run\.json is missing, but steps lie beside it"):
+        a_site(tmp_path)
 
 
 def world_of(site: Site, **changes) -> World:

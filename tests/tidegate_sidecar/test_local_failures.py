@@ -118,3 +118,21 @@ def test_state_that_is_no_file_does_not_stop_the_flush(
     (run.locals[0] / state_file(7)).symlink_to("/nowhere")
     a_sealed_step(run.locals[0], 10)
     beat_until(a_loop(run), run.durable)
+
+
+@pytest.mark.parametrize(("damaged", "want"), [(20, False), (5, True)], ids=["newest", "older"])
+def test_single_pass_tells_a_step_whose_seals_cannot_be_read(
+    a_run: Build, a_sealed_step: Build, damaged: int, want: bool
+) -> None:
+    run = a_run()
+    for step in (10, damaged):
+        a_sealed_step(run.locals[0], step)
+    (folder,) = run.locals[0].glob(f"step-{damaged:020d}.*")
+    for seal in folder.glob("seal-*.json"):
+        seal.write_bytes(seal.read_bytes()[:100])
+    done = run.flush_once()
+    (line,) = [line for line in done.lines if line.startswith(f"step {damaged}:")]
+    assert "not copied: " in line
+    assert "seal-0.json" in line
+    assert "step 10: durable" in done.lines
+    assert done.is_whole is want

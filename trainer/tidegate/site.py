@@ -25,7 +25,7 @@ from tidegate_contract.layout import (
     parse_state_file,
     parse_step_folder,
 )
-from tidegate_contract.publish import check_owner, ensure_identity
+from tidegate_contract.publish import begin_identity, check_owner, ensure_identity
 from tidegate_contract.scan import read_identity
 
 _LOG = logging.getLogger(__name__)
@@ -178,7 +178,7 @@ def _identity_beside(remote: Place, settings: Settings, known: RunIdentity | Non
 def _remote_identity(remote: Place, settings: Settings, *, is_known: bool) -> RunIdentity:
     if not is_known:
         with open_place(remote) as run:
-            return ensure_identity(run, _new_identity(settings))
+            return begin_identity(run, _new_identity(settings))
     folder, found = open_known(remote)
     folder.close()
     return found
