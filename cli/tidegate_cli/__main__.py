@@ -17,7 +17,15 @@ from tidegate_cli.pins import pin, unpin
 from tidegate_cli.restore_point import restore_point
 from tidegate_cli.rm import rm
 from tidegate_cli.seal import seal
-from tidegate_cli.terminal import EXIT_STATUS, fail, sentence_of
+from tidegate_cli.terminal import (
+    EXIT_STATUS,
+    READER_GONE,
+    NowhereToWrite,
+    fail,
+    sentence_of,
+    silence_stdout,
+    warn,
+)
 from tidegate_cli.verify import verify
 from tidegate_contract import __version__
 from tidegate_contract.errors import TidegateError
@@ -31,7 +39,11 @@ class Sentences(TyperGroup):
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            raise  # whoever read our output has enough: typer ends quietly
+            silence_stdout()
+            raise typer.Exit(READER_GONE) from None
+        except NowhereToWrite as error:
+            silence_stdout()
+            fail(str(error))
         except (OSError, TidegateError) as error:
             fail(sentence_of(error))
 
@@ -81,9 +93,19 @@ for _verb, _example in _EXAMPLES.items():
 def main() -> None:
     """Entry point of the `tidegate` command."""
     os.umask(0o007)  # whatever is made here is its group's too
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")
+    if sys.stdout is None:
+        warn("stdout is closed: there is nowhere to answer")
+        sys.exit(1)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    app(prog_name="tidegate")
+    try:
+        app(prog_name="tidegate")
+    except OSError as error:  # of the help: whatever a verb raises is a sentence already
+        silence_stdout()
+        warn(f"stdout: {error.strerror}")
+        sys.exit(1)
 
 
 if __name__ == "__main__":

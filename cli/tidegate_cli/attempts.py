@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+import typer
+
 from tidegate_cli.look import RunView
 from tidegate_contract.errors import Reject
 from tidegate_contract.layout import Attempt, parse_step_folder, step_folder
@@ -16,11 +18,12 @@ def choose_attempt(word: str, known: Iterable[Attempt], lack: str) -> Attempt:
         lack: ends the sentence where none is.
 
     Raises:
-        Reject: none or several are named, or the word is neither; the sentence lists them.
+        Reject: none or several are named; the sentence lists them.
+        typer.BadParameter: the word is neither.
     """
     named = parse_step_folder(word)
     if named is None and not (word.isascii() and word.isdecimal()):
-        raise Reject(f"{word!r}: allowed is a step's number, or the name of its folder")
+        raise typer.BadParameter(f"{word!r}: allowed is a step's number, or the name of its folder")
     found = sorted({a for a in known if a == named or (named is None and a.step == int(word))})
     if not found:
         raise Reject(f"step {word} {lack}")
@@ -46,6 +49,8 @@ def explain_lack(view: RunView, word: str) -> str:
     problems = [problem for record in records for problem in record.problems]
     if problems:
         return f"is not durable: {problems[0]}"
+    steps = ", ".join(str(step) for step in sorted({a.step for a in find_commits(view)}))
+    end = f"durable are {steps}" if steps else "nothing is durable there"
     if records:
-        return f"is not durable in {view.path}: it has no COMMIT there"
-    return f"is not in {view.path}"
+        return f"is not durable in {view.path}: it has no COMMIT there; {end}"
+    return f"is not durable: it is not in {view.path}; {end}"

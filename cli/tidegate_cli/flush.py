@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidegate_cli.terminal import err, plain, say, say_json
+from tidegate_cli.look import open_run
+from tidegate_cli.places import check_apart, check_is_local, check_remote
+from tidegate_cli.terminal import err, naming, plain, say, say_json
 from tidegate_contract.errors import Reject
 from tidegate_sidecar.settings import Settings, parse_policy, split_remote
 
@@ -33,15 +35,24 @@ def flush(
     """
     if not is_once:
         raise typer.BadParameter("by hand there is one pass only: add --once")
+    _check_places(local, remote)
     _show_log()
     with err.status(f"copying from {plain(str(local))}") if err.is_terminal else nullcontext():
-        done = _flush_once(_settings(local, remote))
+        with naming(local):
+            done = _flush_once(_settings(local, remote))
     if as_json:
         say_json({"whole": done.is_whole, "steps": list(done.lines)})
     else:
         for line in done.lines or ("nothing is sealed here",):
             say(line)
     raise typer.Exit(0 if done.is_whole else 1)
+
+
+def _check_places(local: Path, remote: Path) -> None:
+    check_apart(local, remote)
+    with open_run(local) as (run, identity):
+        check_is_local(run)
+        check_remote(remote, identity.name)
 
 
 def _flush_once(settings: Settings) -> "Pass":

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 
+from tidegate_cli.terminal import naming
 from tidegate_contract.digest import ContentDigest, ContentHasher
 from tidegate_contract.errors import Corrupt, Reject
 from tidegate_contract.folder import Folder
@@ -85,7 +86,8 @@ def list_files(source: Folder) -> dict[str, int]:
 
 def _check_entry(source: Folder, name: str) -> int:
     path = f"{source.path}/{name}"
-    found = os.stat(name, dir_fd=source.fd, follow_symlinks=False)
+    with naming(source.path):
+        found = os.stat(name, dir_fd=source.fd, follow_symlinks=False)
     if stat.S_ISLNK(found.st_mode):
         raise Reject(f"{path}: a link; allowed is a flat folder of regular files")
     if stat.S_ISDIR(found.st_mode):
@@ -127,7 +129,11 @@ def draw_attempt(step: int, lineage: int, known: list[tuple[Attempt, int]]) -> A
 
 
 def seal_folder(
-    source: Folder, run: Folder, sealing: Sealing, on_bytes: Callable[[int], None]
+    source: Folder,
+    run: Folder,
+    sealing: Sealing,
+    on_bytes: Callable[[int], None],
+    before_seal: Callable[[], None] = lambda: None,
 ) -> str:
     """Writes the sealed attempt.
 
@@ -136,6 +142,7 @@ def seal_folder(
         run: the run's folder on the local tier.
         sealing: what is declared.
         on_bytes: told the bytes of each piece that was read.
+        before_seal: called once nothing is left to refuse; what it raises leaves no step behind.
 
     Returns:
         Name of the step's folder.
@@ -147,10 +154,11 @@ def seal_folder(
     names = list(list_files(source))
     before = {name: _stamp_of(source, name) for name in names}
     folder = step_folder(sealing.attempt)
-    with run.ensure_child(folder) as step:
+    with naming(run.path), run.ensure_child(folder) as step, naming(step.path):
         try:
             entries = [_take_file(source, step, name, sealing, on_bytes) for name in names]
             _check_unchanged(source, before)
+            before_seal()
         except BaseException:
             _remove_unsealed(run, step, folder, names)
             raise
@@ -189,7 +197,8 @@ def _build_seal(sealing: Sealing, entries: list[FileEntry]) -> Seal:
 
 
 def _stamp_of(folder: Folder, name: str) -> _Stamp:
-    found = os.stat(name, dir_fd=folder.fd, follow_symlinks=False)
+    with naming(folder.path):
+        found = os.stat(name, dir_fd=folder.fd, follow_symlinks=False)
     return _Stamp(
         device=found.st_dev,
         inode=found.st_ino,
@@ -244,7 +253,8 @@ def _seal_shared(
 
 
 def _copy(source: Folder, step: Folder, name: str, on_bytes: Callable[[int], None]) -> FileEntry:
-    fd = source.open_file(name)
+    with naming(source.path):
+        fd = source.open_file(name)
     try:
         with step.new_file(name) as file:
             content = _read(fd, file.write, on_bytes)

@@ -5,18 +5,21 @@ verbs.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
-from tidegate_cli.terminal import sentence_of
+from tidegate_cli.terminal import naming, sentence_of
 from tidegate_contract.errors import Corrupt, Reject
 from tidegate_contract.folder import Folder
 from tidegate_contract.identity import LineageClaim, Pin, RunIdentity
 from tidegate_contract.layout import (
+    COMMIT,
     CONTROL_DOCUMENT,
     LINEAGES,
+    MANIFEST,
     PINS,
     QUARANTINE,
     ROOT_ID,
@@ -25,12 +28,25 @@ from tidegate_contract.layout import (
     TRASH,
     Attempt,
     is_temp_file,
+    parse_announced_file,
     parse_quarantined_file,
+    parse_seal_file,
     parse_state_file,
     parse_step_folder,
+    step_folder,
 )
 from tidegate_contract.restore_point import order_key
-from tidegate_contract.scan import StepRecord, read_identity, scan_claims, scan_pins, scan_step
+from tidegate_contract.scan import (
+    StepRecord,
+    read_document,
+    read_identity,
+    scan_claims,
+    scan_pins,
+    scan_step,
+)
+from tidegate_contract.seal import Commit, Manifest, Seal
+
+T = TypeVar("T")
 
 FLOW_DOCUMENT = "flow.json"
 _KNOWN = frozenset(
@@ -56,7 +72,8 @@ class RunView:
         path: as the person gave it.
         identity: from its `run.json`.
         records: of all step folders, `.trash` included, by attempt.
-        unreadable: step folder → why it could not be read.
+        unreadable: step folder → a sentence on why it could not be read.
+        newer: step folders with which nothing is wrong but that a newer release wrote them.
         claims: lineage claims; none on a local tier that has a remote one.
         pins: attempt → pin; None where its document is damaged: it holds all the same.
         quarantined: attempt → its damaged files that were moved aside.
@@ -68,6 +85,7 @@ class RunView:
     identity: RunIdentity
     records: tuple[StepRecord, ...]
     unreadable: dict[str, str] = field(default_factory=dict)
+    newer: frozenset[str] = frozenset()
     claims: tuple[LineageClaim, ...] = ()
     pins: dict[Attempt, Pin | None] = field(default_factory=dict)
     quarantined: dict[Attempt, tuple[str, ...]] = field(default_factory=dict)
@@ -100,7 +118,7 @@ def open_run(path: Path) -> Iterator[tuple[Folder, RunIdentity]]:
         Reject: the folder holds no run.
         Corrupt, OSError: it cannot be read.
     """
-    with Folder.open(path) as run:
+    with Folder.open(path) as run, naming(path):
         identity = read_identity(run)
         if identity is None:
             raise Reject(f"{path}: no {RUN_DOCUMENT}, so this is not a run's folder{_hint(path)}")
@@ -110,10 +128,56 @@ def open_run(path: Path) -> Iterator[tuple[Folder, RunIdentity]]:
 def _hint(path: Path) -> str:
     if parse_step_folder(Path(os.path.realpath(path)).name) is not None:
         return " (it is a step's folder: its run is the folder above)"
+    told = _told_attempt(path)
+    if told is not None:
+        name = step_folder(told)
+        return f" (a step's folder under another name: its documents want {name})"
     below = sorted(path.glob(f"*/{RUN_DOCUMENT}")) or sorted(path.glob(f"*/*/{RUN_DOCUMENT}"))
     if below:
         return f" (runs lie below it, as {below[0].parent})"
     return ""
+
+
+def _told_attempt(path: Path) -> Attempt | None:
+    with Folder.open(path) as step, naming(path):
+        return find_told(step, lambda document: document.attempt)
+
+
+def find_told(step: Folder, ask: Callable[[Manifest | Seal], T]) -> T | None:
+    """What the first readable document of an open step folder answers; None where none is."""
+    for name in [MANIFEST, *(n for n in step.names() if parse_seal_file(n) is not None)]:
+        kind: type[Manifest] | type[Seal] = Manifest if name == MANIFEST else Seal
+        try:
+            document = read_document(step, kind, name)
+        except (Corrupt, Reject):
+            continue  # another document may tell
+        if document is not None:
+            return ask(document)
+    return None
+
+
+def find_newer(step: Folder) -> frozenset[str]:
+    """The sentences on documents of an open step folder that a newer release wrote."""
+    sentences = set()
+    for name in step.names():
+        kind = _kind_of(name)
+        try:
+            if kind is not None:
+                read_document(step, kind, name)
+        except Reject as error:
+            sentences.add(str(error))
+        except (OSError, Corrupt):
+            continue  # told by whoever reads the step
+    return frozenset(sentences)
+
+
+def _kind_of(name: str) -> type[Commit] | type[Manifest] | type[Seal] | None:
+    if name == COMMIT:
+        return Commit
+    if name == MANIFEST:
+        return Manifest
+    is_seal = parse_seal_file(name) is not None or parse_announced_file(name) is not None
+    return Seal if is_seal else None
 
 
 def look_at_run(path: Path) -> RunView:
@@ -126,17 +190,20 @@ def look_at_run(path: Path) -> RunView:
     """
     with open_run(path) as (run, identity):
         unreadable: dict[str, str] = {}
+        newer: set[str] = set()
         problems: list[str] = []
-        records = [*_scan_inside(run, "", identity.run_id, unreadable)]
+        records = [*_scan_inside(run, "", identity.run_id, (unreadable, newer))]
         trash = _child(run, TRASH, problems)
         if trash is not None:
             with trash:
-                records += _scan_inside(trash, f"{TRASH}/", identity.run_id, unreadable)
+                inside = (unreadable, newer)
+                records += _scan_inside(trash, f"{TRASH}/", identity.run_id, inside)
         return RunView(
             path=str(path),
             identity=identity,
             records=tuple(sorted(records, key=lambda record: record.attempt)),
             unreadable=unreadable,
+            newer=frozenset(newer),
             claims=_claims(run, identity.run_id, problems),
             pins=_pins(run, problems),
             quarantined=_quarantined(run, problems),
@@ -146,15 +213,18 @@ def look_at_run(path: Path) -> RunView:
 
 
 def _scan_inside(
-    folder: Folder, prefix: str, run_id: str, unreadable: dict[str, str]
+    folder: Folder, prefix: str, run_id: str, odd: tuple[dict[str, str], set[str]]
 ) -> Iterator[StepRecord]:
+    unreadable, newer = odd
     for name in folder.names():
         attempt = parse_step_folder(name)
         if attempt is None:
             continue
         try:
-            with folder.child(name) as step:
+            with naming(folder.path), folder.child(name) as step, naming(step.path):
                 record = scan_step(step, attempt, f"{prefix}{name}", run_id)
+                if record.problems and find_newer(step).issuperset(record.problems):
+                    newer.add(record.folder)
         except FileNotFoundError:
             continue  # moved or removed since the listing
         except OSError as error:
@@ -165,23 +235,25 @@ def _scan_inside(
 
 def _why_unreadable(error: OSError) -> str:
     if isinstance(error, NotADirectoryError):
-        return "not a folder, or a link to one"
-    return error.strerror or str(error)
+        return f"{os.fsdecode(error.filename)}: not a folder, or a link to one"
+    return sentence_of(error)
 
 
 def _child(run: Folder, name: str, problems: list[str]) -> Folder | None:
     try:
-        return run.child(name)
+        with naming(run.path):
+            return run.child(name)
     except FileNotFoundError:
         return None
     except OSError as error:
-        problems.append(f"{run.path}/{name}: {_why_unreadable(error)}")
+        problems.append(_why_unreadable(error))
         return None
 
 
 def _claims(run: Folder, run_id: str, problems: list[str]) -> tuple[LineageClaim, ...]:
     try:
-        return tuple(scan_claims(run, run_id))
+        with naming(f"{run.path}/{LINEAGES}"):
+            return tuple(scan_claims(run, run_id))
     except (OSError, Corrupt, Reject) as error:
         problems.append(f"{run.path}/{LINEAGES} cannot be read: {sentence_of(error)}")
         return ()
@@ -189,7 +261,8 @@ def _claims(run: Folder, run_id: str, problems: list[str]) -> tuple[LineageClaim
 
 def _pins(run: Folder, problems: list[str]) -> dict[Attempt, Pin | None]:
     try:
-        return scan_pins(run)
+        with naming(f"{run.path}/{PINS}"):
+            return scan_pins(run)
     except OSError as error:
         problems.append(f"{run.path}/{PINS} cannot be read: {sentence_of(error)}")
         return {}

@@ -15,6 +15,7 @@ from tidegate_cli.terminal import (
     plain,
     say,
     say_json,
+    say_styled,
     sentence_of,
     show_count,
     show_size,
@@ -30,6 +31,7 @@ _STYLES = {
     State.INCOMPLETE: "yellow",
     State.EMPTY: "dim",
     State.DAMAGED: "bold red",
+    State.UNKNOWN: "yellow",
     State.DROPPED: "dim",
 }
 
@@ -47,9 +49,10 @@ def ls(
     """List the steps of a run, and why each is durable or not.
 
     Newest first. A step is `durable` once it is committed on the remote tier, `sealed` when every
-    rank's files are whole, `incomplete`, `empty` or `damaged` when they are not, and `dropped` once
-    it lies in .trash, where it stays for an hour. With --local the folders of nodes are looked at,
-    too, and LOCAL counts the ranks whose files they hold.
+    rank's files are whole, `incomplete`, `empty` or `damaged` when they are not, `unknown` if only
+    a newer release can tell, and `dropped` once it lies in .trash, where it stays for an hour. With
+    --local the folders of nodes are looked at, too, and LOCAL counts the ranks whose files they
+    hold.
     """
     main = look_at_run(run_folder)
     views, refused = _look_at_locals(main, local or [])
@@ -83,7 +86,7 @@ def _folder_problems(views: list[RunView]) -> list[str]:
         sentence
         for view in views
         for sentence in (
-            *(f"{view.path}/{name}: {why}" for name, why in view.unreadable.items()),
+            *view.unreadable.values(),
             *view.problems,
         )
     ]
@@ -117,9 +120,9 @@ def _print_table(rows: list[Row], *, has_locals: bool) -> None:
     with console.capture() as captured:
         console.print(table)
     head, *lines = captured.get().splitlines()
-    out.print(Text.from_ansi(head.rstrip(), style="bold"))
+    say_styled(Text.from_ansi(head.rstrip(), style="bold"))
     for row, line in zip(rows, lines, strict=True):
-        out.print(Text.from_ansi(line.rstrip()))
+        say_styled(Text.from_ansi(line.rstrip()))
         for sentence in row.why:
             say(f"    {sentence}", "dim")
 

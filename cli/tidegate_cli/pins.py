@@ -36,21 +36,22 @@ AsJson = Annotated[bool, typer.Option("--json", help="one JSON document instead"
 def pin(
     step: Step,
     run_folder: RunFolder,
-    reason: Annotated[str, typer.Option(help="why, for those who come after you")] = "",
+    reason: Annotated[
+        str | None, typer.Option(help="why, for those who come after you; else as it was")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Keep a durable step: no retention removes it. It comes back if it lies in .trash."""
-    if len(reason) > _MAX_REASON:
+    if reason is not None and len(reason) > _MAX_REASON:
         raise typer.BadParameter(f"allowed are {_MAX_REASON} characters", param_hint="--reason")
     view = look_at_run(run_folder)
     attempt = choose_attempt(step, find_commits(view), explain_lack(view, step))
+    if reason is None:
+        before = view.pins.get(attempt)
+        reason = before.reason if before is not None else ""
     with open_run(run_folder) as (run, identity):
-        write_pin(
-            run,
-            Pin(
-                run_id=identity.run_id, attempt=attempt, reason=reason, pinned_at=datetime.now(UTC)
-            ),
-        )
+        now = datetime.now(UTC)
+        write_pin(run, Pin(run_id=identity.run_id, attempt=attempt, reason=reason, pinned_at=now))
         looks = _count_looks(run, attempt, identity.run_id)
         if looks is None:
             remove_pin(run, attempt)

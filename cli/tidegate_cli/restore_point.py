@@ -11,10 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from tidegate_cli.look import RunView, is_in_trash, look_at_run
-from tidegate_cli.terminal import say, say_json, sentence_of, show_count, show_ranks, warn
+from tidegate_cli.terminal import naming, say, say_json, sentence_of, show_count, show_ranks, warn
 from tidegate_contract.errors import Corrupt, Reject, TidegateError
 from tidegate_contract.folder import Folder
-from tidegate_contract.layout import Attempt, step_folder
+from tidegate_contract.layout import LINEAGES, Attempt, step_folder
 from tidegate_contract.restore_point import (
     Candidate,
     Copy,
@@ -27,6 +27,8 @@ from tidegate_contract.restore_point import (
 )
 from tidegate_contract.scan import StepRecord, committable_manifest, scan_trained
 from tidegate_contract.wire import Policy
+
+_NAMED_STEPS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +71,7 @@ _RanksPerNode = Annotated[
 ]
 _Step = Annotated[
     int | None,
-    typer.Option(min=0, metavar="N", help="this step and no other, as restore(step=) does"),
+    typer.Option(min=0, metavar="N", help="what a restart would read of this step alone"),
 ]
 _AsJson = Annotated[bool, typer.Option("--json", help="one JSON document instead")]
 
@@ -92,6 +94,8 @@ def restore_point(
     if ranks_per_node is not None and not local:
         raise typer.BadParameter("--ranks-per-node counts the ranks of each --local: give one")
     seen = _observe(remote, local or [])
+    if step is not None:
+        _check_step(seen, step)
     nodes = decide_nodes(seen, ranks, ranks_per_node)
     if not nodes:
         raise Reject(f"run {seen.run}: nothing is saved in these folders")
@@ -110,6 +114,17 @@ def restore_point(
     else:
         _print(seen, world, point)
     raise typer.Exit(0 if point.candidates else 1)
+
+
+def _check_step(seen: Seen, step: int) -> None:
+    steps = {record.attempt.step for view in seen.views for record in view.records}
+    if steps and step not in steps:
+        there = ", ".join(str(known) for known in sorted(steps, reverse=True)[:_NAMED_STEPS])
+        more = ", …" if len(steps) > _NAMED_STEPS else ""
+        raise Reject(
+            f"step {step} is not in these folders; there "
+            f"{'is step' if len(steps) == 1 else 'are steps'} {there}{more}"
+        )
 
 
 def _observe(remote: Path, local: Sequence[Path]) -> Seen:
@@ -153,13 +168,13 @@ def _try_look(path: Path, problems: list[tuple[Attempt | None, str]]) -> RunView
 def _problems(view: RunView) -> Iterable[tuple[Attempt | None, str]]:
     for record in view.records:
         yield from ((record.attempt, problem) for problem in record.problems)
-    for name, why in view.unreadable.items():
-        yield None, f"{view.path}/{name}: {why}"
+    for why in view.unreadable.values():
+        yield None, why
     yield from ((None, problem) for problem in view.problems)
 
 
 def _trained(view: RunView) -> frozenset[int]:
-    with Folder.open(view.path) as run:
+    with Folder.open(view.path) as run, naming(f"{view.path}/{LINEAGES}"):
         return scan_trained(run, view.identity.run_id)
 
 
@@ -235,31 +250,42 @@ def _print(seen: Seen, world: World, point: RestorePoint) -> None:
     size = sum(len(node) for node in world.nodes)
     say(f"{seen.run} restored by {size} {'rank' if size == 1 else 'ranks'}")
     if point.candidates:
-        _print_candidate(seen, world, point.candidates[0])
+        _print_candidate(seen, world, point)
     else:
         say("nothing can be restored", "bold")
     for attempt, why in refused_before(seen, point):
         say(f"not {step_folder(attempt)}")
         say(f"  {why}")
     if point.pending is not None:
-        say(f"a restore first waits a while for step {point.pending.step}, still being copied")
+        name = _name(point.pending, point)
+        say(f"a restore first waits a while for step {name}, still being copied")
     if seen.copies is None:
         say("a job refuses to start without its remote tier, unless onRemoteUnreachable: LocalOnly")
-    older = [f"{candidate.attempt.step}" for candidate in point.candidates[1:6]]
+    older = [_name(candidate.attempt, point) for candidate in point.candidates[1:6]]
     if older:
         say(f"if that fails: step {', '.join(older)}{', …' if len(point.candidates) > 6 else ''}")
     for problem in _general(seen):
         warn(problem)
 
 
+def _name(attempt: Attempt, point: RestorePoint) -> str:
+    """The step's number, with the nonce where another attempt has the same."""
+    same = [other for other in point.order if other.step == attempt.step]
+    return f"{attempt.step} (attempt {attempt.nonce})" if len(same) > 1 else str(attempt.step)
+
+
 def _general(seen: Seen) -> list[str]:
     return [problem for attempt, problem in seen.problems if attempt is None]
 
 
-def _print_candidate(seen: Seen, world: World, best: Candidate) -> None:
+def _print_candidate(seen: Seen, world: World, point: RestorePoint) -> None:
+    best = point.candidates[0]
     tokens = f", {show_count(best.tokens)} tokens" if best.tokens else ""
     ranks = f"{best.world_size} {'rank' if best.world_size == 1 else 'ranks'}"
-    say(f"step {best.attempt.step} of lineage {best.lineage}{tokens}, saved by {ranks}", "bold")
+    say(
+        f"step {_name(best.attempt, point)} of lineage {best.lineage}{tokens}, saved by {ranks}",
+        "bold",
+    )
     for ranks_there, source, folder in find_sources(seen, world, best):
         place = folder.removesuffix(f"/{step_folder(best.attempt)}")
         say(f"  {show_ranks(ranks_there)} from {source.lower()} {place}")

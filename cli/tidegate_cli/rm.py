@@ -13,7 +13,7 @@ from tidegate_cli.attempts import choose_attempt, explain_lack, find_commits
 from tidegate_cli.look import RunView, is_in_trash, look_at_run, open_run
 from tidegate_cli.pins import AsJson, RunFolder, Step, is_durable
 from tidegate_cli.rows import find_base, find_newest
-from tidegate_cli.terminal import plain, say, say_json, show_size, warn
+from tidegate_cli.terminal import can_ask, plain, say, say_json, show_size, warn
 from tidegate_contract.errors import Reject
 from tidegate_contract.folder import Folder
 from tidegate_contract.layout import TRASH, Attempt, step_folder
@@ -39,6 +39,8 @@ def rm(
     view = look_at_run(run_folder)
     attempt = choose_attempt(step, find_commits(view), explain_lack(view, step))
     check_removal(view, attempt, empties=empties)
+    if not is_sure and not can_ask():
+        raise typer.BadParameter("not a terminal: add --yes")
     if not is_sure and not _is_confirmed(view, attempt, empties=empties):
         warn("nothing was changed")
         raise typer.Exit(1)

@@ -24,6 +24,7 @@ class State(StrEnum):
     INCOMPLETE = "incomplete"
     EMPTY = "empty"
     DAMAGED = "damaged"
+    UNKNOWN = "unknown"
     DROPPED = "dropped"
 
 
@@ -34,10 +35,17 @@ class Held:
     Attributes:
         path: of the run's folder it lies in.
         record: what it holds.
+        is_newer: nothing is wrong with it but that a newer release wrote it.
     """
 
     path: str
     record: StepRecord
+    is_newer: bool
+
+    @property
+    def is_damaged(self) -> bool:
+        """Something is not as it was declared."""
+        return bool(self.record.problems) and not self.is_newer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +92,9 @@ def build_rows(main: RunView, locals_: Sequence[RunView]) -> list[Row]:
     held: dict[Attempt, list[Held]] = {}
     for view in (main, *locals_):
         for record in view.records:
-            held.setdefault(record.attempt, []).append(Held(path=view.path, record=record))
+            is_newer = record.folder in view.newer
+            one = Held(path=view.path, record=record, is_newer=is_newer)
+            held.setdefault(record.attempt, []).append(one)
     newest = find_newest(main)
     rows = [_row(main, copies, newest) for copies in held.values()]
     order = {row.attempt: max(main.key(held.record) for held in row.held) for row in rows}
@@ -159,19 +169,23 @@ def _size_bytes(held: Sequence[Held]) -> int:
 
 
 def _state(path: str, held: list[Held], live: list[Held], *, is_whole: bool) -> State:
-    main = [one.record for one in live if one.path == path]
-    if any(record.committed for record in main):
+    main = [one for one in live if one.path == path]
+    if any(one.record.committed for one in main):
         return State.DURABLE
     if any(is_in_trash(one.record) for one in held if one.path == path) and not main:
         return State.DROPPED
-    if any(record.problems for record in main):
-        return State.DAMAGED
+    if any(one.record.problems for one in main):
+        return _refused(main)
     if is_whole:
         return State.SEALED
     if any(one.record.problems for one in live):
-        return State.DAMAGED
+        return _refused(live)
     is_known = any(one.record.announced or one.record.seals for one in live)
     return State.INCOMPLETE if is_known else State.EMPTY
+
+
+def _refused(held: Iterable[Held]) -> State:
+    return State.DAMAGED if any(one.is_damaged for one in held) else State.UNKNOWN
 
 
 def _with_why(row: Row, main: RunView, newest: StepRecord | None) -> Row:
@@ -211,6 +225,8 @@ def _state_sentences(row: Row, main: RunView, newest: StepRecord | None) -> list
             return [f"in .trash for an hour since it was moved there{end}"]
         case State.EMPTY:
             return ["no seal yet: it is being written, or its save died"]
+        case State.UNKNOWN:
+            return ["a newer release wrote it"]
         case State.SEALED | State.INCOMPLETE | State.DAMAGED:
             return _superseded(row, main, newest) or _delivery(row, main)
 

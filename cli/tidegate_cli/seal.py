@@ -5,15 +5,17 @@ import shlex
 import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from tidegate_cli.foreign import Sealing, draw_attempt, list_files, seal_folder
-from tidegate_cli.look import is_known_name, lineage_of, look_at_run, open_run
+from tidegate_cli.look import RunView, is_known_name, lineage_of, look_at_run, open_run
+from tidegate_cli.places import check_run_path, lies_inside
 from tidegate_cli.rows import find_lineage
-from tidegate_cli.terminal import bytes_progress, say, say_json, show_size, warn
+from tidegate_cli.terminal import bytes_progress, naming, say, say_json, show_size, warn
 from tidegate_contract.errors import Reject
 from tidegate_contract.folder import Folder
 from tidegate_contract.identity import RunIdentity
@@ -31,15 +33,14 @@ class Sealed:
         identity: of the run.
         sealing: what was declared.
         folder: of the attempt, with the run's folder.
-        files, size_bytes: in it.
+        sizes: of its files, in bytes.
         newer: steps of the run that stay newer than this one.
     """
 
     identity: RunIdentity
     sealing: Sealing
     folder: str
-    files: int
-    size_bytes: int
+    sizes: tuple[int, ...]
     newer: tuple[int, ...]
 
 
@@ -81,19 +82,19 @@ def seal(  # noqa: PLR0913  # each parameter is an option of the command
     """
     _check_name(run)
     with Folder.open(source) as folder:
-        sizes = list_files(folder)  # before anything is made
-        with _ensure_run_folder(local) as place:
-            identity = _ensure_identity(place, run, remote)
-            sealing, newer = _declare(local, identity, (step, tokens, lineage), shares_files)
-            with bytes_progress(is_hidden=as_json) as progress:
-                task = progress.add_task(f"step {step}", total=sum(sizes.values()))
-                made = seal_folder(folder, place, sealing, lambda n: progress.advance(task, n))
+        sizes = list_files(folder)
+        identity = _decide_identity(source, local, run, remote)
+        sealing, newer = _declare(local, identity, (step, tokens, lineage), shares_files)
+        # nothing was written until here
+        with bytes_progress(is_hidden=as_json) as progress, _ensure_run_folder(local) as place:
+            task = progress.add_task(f"step {step}", total=sum(sizes.values()))
+            begin = partial(_begin_run, place, identity)
+            made = seal_folder(folder, place, sealing, partial(progress.advance, task), begin)
     done = Sealed(
         identity=identity,
         sealing=sealing,
         folder=f"{local}/{made}",
-        files=len(sizes),
-        size_bytes=sum(sizes.values()),
+        sizes=tuple(sizes.values()),
         newer=newer,
     )
     if as_json:
@@ -117,27 +118,48 @@ def _ensure_run_folder(path: Path) -> Folder:
         root = root.parent
     folder = Folder.open(root)
     for part in path.relative_to(root).parts:
-        with folder as parent:
+        with folder as parent, naming(parent.path):
             folder = parent.ensure_child(part)
     return folder
 
 
-def _ensure_identity(place: Folder, run: str, remote: Path | None) -> RunIdentity:
+def _decide_identity(source: Path, local: Path, run: str, remote: Path | None) -> RunIdentity:
+    """The run that the step is to belong to; a new one is not written yet."""
+    if lies_inside(local, source):
+        raise Reject(f"--local lies inside {source}: the step would be a part of itself")
     wanted = _identity_of(remote, run)
-    found = read_identity(place)
+    if wanted.name != run:
+        raise Reject(f"{remote}/{RUN_DOCUMENT}: is of run {wanted.name}, not of {run}")
+    found = _local_identity(local)
     if found is None:
-        strange = [name for name in place.names() if not is_known_name(name)]
-        if strange:
-            raise Reject(
-                f"{place.path}: holds {strange[0]} and no {RUN_DOCUMENT}, so it is no run's folder;"
-                " allowed is one of a run, an empty or a new one"
-            )
-        found = ensure_identity(place, wanted)
+        check_run_path(local, run)
+        return wanted
     if found.name != run:
-        raise Reject(f"{place.path}/{RUN_DOCUMENT}: is of run {found.name}, not of {run}")
+        raise Reject(f"{local}/{RUN_DOCUMENT}: is of run {found.name}, not of {run}")
     if remote is not None and found.run_id != wanted.run_id and (remote / RUN_DOCUMENT).exists():
-        raise Reject(f"{place.path}/{RUN_DOCUMENT}: is not the run of this name in {remote}")
+        raise Reject(f"{local}/{RUN_DOCUMENT}: is not the run of this name in {remote}")
     return found
+
+
+def _local_identity(local: Path) -> RunIdentity | None:
+    if not os.path.lexists(local):
+        return None
+    with Folder.open(local) as place, naming(local):
+        found = read_identity(place)
+        strange = [name for name in place.names() if not is_known_name(name)]
+    if found is None and strange:
+        raise Reject(
+            f"{local}: holds {strange[0]} and no {RUN_DOCUMENT}, so it is no run's folder;"
+            " allowed is one of a run, an empty or a new one"
+        )
+    return found
+
+
+def _begin_run(place: Folder, identity: RunIdentity) -> None:
+    with naming(place.path):
+        found = ensure_identity(place, identity)
+    if found.run_id != identity.run_id:
+        raise Reject(f"{place.path}/{RUN_DOCUMENT}: another run began here meanwhile; seal again")
 
 
 def _identity_of(remote: Path | None, run: str) -> RunIdentity:
@@ -159,7 +181,11 @@ def _declare(
 ) -> tuple[Sealing, tuple[int, ...]]:
     """What is to be sealed, and the steps that stay newer than it."""
     step, tokens, lineage = wanted
-    view = look_at_run(local)
+    view = (
+        look_at_run(local)
+        if (local / RUN_DOCUMENT).exists()
+        else RunView(path=str(local), identity=identity, records=())
+    )
     lineage = lineage or max(1, find_lineage(view))
     known = [(record.attempt, lineage_of(record)) for record in view.records]
     attempt = draw_attempt(step, lineage, known)
@@ -178,7 +204,8 @@ def _declare(
 
 def _print(done: Sealed, local: Path, remote: Path | None) -> None:
     attempt: Attempt = done.sealing.attempt
-    what = f"{done.files} {'file' if done.files == 1 else 'files'}, {show_size(done.size_bytes)}"
+    count = len(done.sizes)
+    what = f"{count} {'file' if count == 1 else 'files'}, {show_size(sum(done.sizes))}"
     say(f"step {attempt.step} of {done.identity.name} is sealed: {what}")
     say(done.folder)
     if done.newer:
@@ -186,6 +213,7 @@ def _print(done: Sealed, local: Path, remote: Path | None) -> None:
             f"step {done.newer[0]} stays newer, so a flush leaves this one out; if training went "
             f"back, seal it again with --lineage {done.sealing.lineage + 1}"
         )
+        return
     where = shlex.quote(str(remote)) if remote else f"REMOTE/{done.identity.name}"
     say("make it durable:")
     say(f"  tidegate flush --once --local {shlex.quote(str(local))} --remote {where}")
@@ -201,7 +229,7 @@ def _document(done: Sealed) -> dict[str, Any]:
         "lineage": sealing.lineage,
         "tokens": sealing.tokens,
         "folder": done.folder,
-        "files": done.files,
-        "size_bytes": done.size_bytes,
+        "files": len(done.sizes),
+        "size_bytes": sum(done.sizes),
         "newer_steps": list(done.newer),
     }

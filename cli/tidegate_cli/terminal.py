@@ -7,8 +7,10 @@ alone. Called by all verbs.
 
 import json
 import os
+import sys
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, NoReturn
 
@@ -22,6 +24,7 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.text import Text
 
 from tidegate_contract.errors import TidegateError
 
@@ -29,11 +32,24 @@ EXIT_STATUS = (
     "Exit status: 0 all well; 1 something is damaged, nothing is there, or it was refused; "
     "2 wrong usage."
 )
+READER_GONE = 141
+"""Status when whoever read the output closed it: as if SIGPIPE had ended the command."""
 _UNSAFE = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
 _MAX_SHOWN = 2000
 
-out = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Without this, a reader that has enough would look like damage: status 1."""
+        raise BrokenPipeError
+
+
+class NowhereToWrite(TidegateError):
+    """Stdout takes no more."""
+
+
+out = _Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+err = _Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def plain(text: str) -> str:
@@ -48,7 +64,13 @@ def _spelled(character: str) -> str:
 
 def say(sentence: str, style: str | None = None) -> None:
     """A line of the answer, on stdout."""
-    out.print(plain(sentence), style=style)
+    say_styled(Text(plain(sentence), style or ""))
+
+
+def say_styled(text: Text) -> None:
+    """A line of the answer whose text is safe already."""
+    with _naming_stdout():
+        out.print(text)
 
 
 def warn(sentence: str) -> None:
@@ -67,7 +89,47 @@ def say_json(document: Mapping[str, Any]) -> None:
 
     ASCII, so that nothing in it acts on a terminal.
     """
-    out.file.write(json.dumps(document, indent=2 if out.is_terminal else None) + "\n")
+    with _naming_stdout():
+        out.file.write(json.dumps(document, indent=2 if out.is_terminal else None) + "\n")
+        out.file.flush()
+
+
+@contextmanager
+def _naming_stdout() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise NowhereToWrite(f"stdout: {error.strerror}") from error
+
+
+def silence_stdout() -> None:
+    """Lets go of what stdout did not take, which the interpreter would try again at its end."""
+    try:
+        target = sys.stdout.fileno()
+    except OSError:
+        return  # not a file: nothing is tried again
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, target)
+    os.close(nothing)
+
+
+def can_ask() -> bool:
+    """A person is there to answer."""
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
+@contextmanager
+def naming(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Completes the path of an error of a call that named a file of an open folder only."""
+    try:
+        yield
+    except OSError as error:
+        name = error.filename
+        if isinstance(name, str) and "/" not in name:
+            error.filename = f"{os.fspath(folder)}/{name}"
+        raise
 
 
 def sentence_of(error: OSError | TidegateError) -> str:

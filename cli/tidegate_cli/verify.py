@@ -9,29 +9,36 @@ from typing import Annotated, Any
 
 import typer
 
-from tidegate_cli.look import look_at_run, open_run
-from tidegate_cli.terminal import bytes_progress, fail, say, say_json, sentence_of, show_size, warn
+from tidegate_cli.look import find_newer, find_told, look_at_run, open_run
+from tidegate_cli.terminal import (
+    bytes_progress,
+    fail,
+    naming,
+    say,
+    say_json,
+    sentence_of,
+    show_size,
+    warn,
+)
 from tidegate_contract.document import decode
-from tidegate_contract.errors import Corrupt, Reject, TidegateError
+from tidegate_contract.errors import Reject, TidegateError
 from tidegate_contract.folder import Folder
 from tidegate_contract.identity import LineageClaim, Pin, Trained
 from tidegate_contract.layout import (
     LINEAGES,
-    MANIFEST,
     PINS,
     TRASH,
     Attempt,
     lineage_file,
     parse_lineage_file,
     parse_pin_file,
-    parse_seal_file,
     parse_step_folder,
     parse_trained_file,
     pin_file,
+    step_folder,
     trained_file,
 )
 from tidegate_contract.scan import scan_step
-from tidegate_contract.seal import Manifest, Seal
 from tidegate_contract.verify import size_to_verify, verify_step
 
 
@@ -41,6 +48,7 @@ class Verdict(StrEnum):
     SOUND = "sound"
     DAMAGED = "damaged"
     GONE = "gone"
+    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +59,13 @@ class Target:
         path: of the folder.
         attempt: that its documents must name.
         run_id: that its documents must name.
+        lack: why it cannot be opened; empty where it can.
     """
 
     path: Path
     attempt: Attempt
     run_id: str
+    lack: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -102,15 +112,13 @@ def verify(
     targets = _find_targets(path, reading)
     if not targets and not reading.problems:
         fail(f"{path}: nothing is sealed here, so there is nothing to verify")
-    if reads_all or not reading.problems:
-        _read_targets(targets, reading, stops_at_first=not reads_all, is_quiet=as_json)
-    else:
-        reading.is_whole = False
+    _read_targets(targets, reading, stops_at_first=not reads_all, is_quiet=as_json)
     if as_json:
         say_json(_document(path, reading))
     else:
         _print(reading)
-    raise typer.Exit(1 if reading.is_damaged or not reading.count(Verdict.SOUND) else 0)
+    is_bad = reading.is_damaged or reading.count(Verdict.UNKNOWN) > 0
+    raise typer.Exit(1 if is_bad or not reading.count(Verdict.SOUND) else 0)
 
 
 def _find_targets(path: Path, reading: Reading) -> list[Target]:
@@ -123,14 +131,19 @@ def _find_targets(path: Path, reading: Reading) -> list[Target]:
     reading.run = view.identity.name
     with open_run(path) as (run, identity):
         reading.problems += _check_documents(run, identity.run_id)
-    inside = {name: why for name, why in view.unreadable.items() if not name.startswith(TRASH)}
-    reading.problems += [f"{path}/{name}: {why}" for name, why in inside.items()]
-    return [
+    sound_first = [
         Target(path=path / record.folder, attempt=record.attempt, run_id=identity.run_id)
         for record in sorted(view.records, key=view.key, reverse=True)
         if not record.folder.startswith(TRASH)
         and (record.committed or record.seals or record.problems)
     ]
+    inside = {name: why for name, why in view.unreadable.items() if not name.startswith(TRASH)}
+    strange = [
+        Target(path=path / name, attempt=attempt, run_id=identity.run_id, lack=why)
+        for name, why in inside.items()
+        if (attempt := parse_step_folder(name)) is not None
+    ]
+    return [*sound_first, *strange]
 
 
 def _one_target(path: Path, real: Path, attempt: Attempt, reading: Reading) -> Target:
@@ -141,27 +154,21 @@ def _one_target(path: Path, real: Path, attempt: Attempt, reading: Reading) -> T
             reading.run = identity.name
             return Target(path=path, attempt=attempt, run_id=identity.run_id)
     except Reject:
-        with Folder.open(real) as step:
+        with Folder.open(real) as step, naming(real):
             return Target(path=path, attempt=attempt, run_id=_told_run_id(step))
 
 
 def _holds_anything(target: Target) -> bool:
-    with Folder.open(target.path) as step:
+    with Folder.open(target.path) as step, naming(target.path):
         record = scan_step(step, target.attempt, str(target.path), target.run_id)
     return bool(record.committed or record.seals or record.problems)
 
 
 def _told_run_id(step: Folder) -> str:
-    kinds: dict[str, type[Manifest] | type[Seal]] = {MANIFEST: Manifest}
-    kinds |= {name: Seal for name in step.names() if parse_seal_file(name) is not None}
-    for name, kind in kinds.items():
-        data = step.read(name)
-        try:
-            if data is not None:
-                return decode(kind, data, name).run_id
-        except (Corrupt, Reject):
-            continue  # another document may tell; verification names this one
-    raise Reject(f"{step.path}: no document tells which run this step belongs to")
+    run_id = find_told(step, lambda document: document.run_id)
+    if run_id is None:
+        raise Reject(f"{step.path}: no document tells which run this step belongs to")
+    return run_id
 
 
 def _check_documents(run: Folder, run_id: str) -> Iterator[str]:
@@ -192,7 +199,8 @@ def _check_document(
     folder: Folder, name: str, kind: type[LineageClaim] | type[Trained] | type[Pin], run_id: str
 ) -> Iterator[str]:
     try:
-        data = folder.read(name)
+        with naming(folder.path):
+            data = folder.read(name)
         document = None if data is None else decode(kind, data, f"{folder.path}/{name}")
     except (OSError, TidegateError) as error:
         yield sentence_of(error)
@@ -230,8 +238,9 @@ def _read_targets(
                 done[0] += size
                 progress.advance(task, size)
 
-            problems = _read_target(target, count, stops_at_first=stops_at_first)
-            verdict = _judge(target, problems, done[0])
+            problems, verdict = _read_target(target, count, stops_at_first=stops_at_first)
+            if _is_gone(target, verdict, done[0]):
+                verdict = Verdict.GONE
             reading.steps.append((target, verdict, done[0], problems))
             if verdict is Verdict.DAMAGED and stops_at_first:
                 reading.is_whole = False
@@ -248,40 +257,51 @@ def _size_bytes(target: Target) -> int:
 
 def _read_target(
     target: Target, on_bytes: Callable[[int], None], *, stops_at_first: bool
-) -> list[str]:
+) -> tuple[list[str], Verdict]:
+    if target.lack:
+        return [target.lack], Verdict.DAMAGED
     try:
-        with Folder.open(target.path) as step:
-            return verify_step(
+        with Folder.open(target.path) as step, naming(target.path):
+            told = find_told(step, lambda document: document.attempt)
+            if told is not None and told != target.attempt:
+                wanted = step_folder(told)
+                return [f"{target.path}: its documents want the name {wanted}"], Verdict.DAMAGED
+            newer = find_newer(step)
+            problems = verify_step(
                 step,
                 target.attempt,
                 target.run_id,
                 on_bytes=on_bytes,
-                stops_at_first=stops_at_first,
+                stops_at_first=stops_at_first and not newer,
             )
     except OSError as error:
-        return [f"{target.path}: {sentence_of(error)}"]
+        return [sentence_of(error)], Verdict.DAMAGED
+    if not problems:
+        return [], Verdict.SOUND
+    return problems, Verdict.UNKNOWN if newer.issuperset(problems) else Verdict.DAMAGED
 
 
-def _judge(target: Target, problems: list[str], read_bytes: int) -> Verdict:
+def _is_gone(target: Target, verdict: Verdict, read_bytes: int) -> bool:
     """A step that retention took away meanwhile is not damaged, nor sound if all was gone."""
-    if (problems or not read_bytes) and not target.path.exists():
-        return Verdict.GONE
-    return Verdict.DAMAGED if problems else Verdict.SOUND
+    is_read = verdict is Verdict.SOUND and read_bytes > 0
+    return not is_read and not os.path.lexists(target.path)
 
 
 def _print(reading: Reading) -> None:
     for problem in reading.problems:
         warn(problem)
     for target, verdict, _, problems in reading.steps:
-        for problem in problems if verdict is Verdict.DAMAGED else []:
+        for problem in problems if verdict is not Verdict.GONE else []:
             warn(problem)
         if verdict is Verdict.GONE:
             warn(f"step {target.attempt.step} was removed while it was read")
     size = show_size(sum(read for _, _, read, _ in reading.steps))
     count = len(reading.steps)
+    strange = reading.count(Verdict.UNKNOWN)
+    newer = f", {strange} {'is' if strange == 1 else 'are'} of a newer release" if strange else ""
     say(
         f"{reading.count(Verdict.SOUND)} of {count} {'step' if count == 1 else 'steps'} "
-        f"{'is' if count == 1 else 'are'} sound, {size} read"
+        f"{'is' if count == 1 else 'are'} sound{newer}, {size} read"
     )
     if not reading.is_whole:
         say("stopped at the first damage; --all reads on")
@@ -293,6 +313,7 @@ def _document(path: Path, reading: Reading) -> dict[str, Any]:
         "path": str(path),
         "sound": reading.count(Verdict.SOUND),
         "damaged": reading.count(Verdict.DAMAGED),
+        "unknown": reading.count(Verdict.UNKNOWN),
         "whole": reading.is_whole,
         "problems": reading.problems,
         "steps": [

@@ -39,6 +39,7 @@ MAX_KEYS = 64
 _MAX_INT = 2**63 - 1
 _MEMBER = b',"sha256":"'
 _DIGITS = 64
+_WORDS = (b"true", b"false", b"null")
 
 D = TypeVar("D")
 Reader = Callable[[Any], Any]
@@ -111,7 +112,8 @@ def max_bytes(cls: type) -> int:
 
 def _check_envelope(body: dict[str, Any], data: bytes, kind: str) -> None:
     if body.get("kind") != kind:
-        raise _Refused(f"kind is {_short(body.get('kind'))}, expected {kind!r}")
+        found = _short(body["kind"]) if "kind" in body else "missing"
+        raise _Refused(f"kind is {found}, expected {kind!r}")
     # before the version: a flipped bit in that must not look like a newer release
     if body.get("sha256") != _find_digest(data):
         raise _Refused("sha256 does not match the document")
@@ -156,10 +158,24 @@ def _load(data: bytes, limit: int) -> dict[str, Any]:
             object_pairs_hook=_to_object,
         )
     except (ValueError, RecursionError) as error:
-        raise _Refused(f"not a JSON document ({error})") from error
+        raise _Refused(f"not a JSON document ({_explain(error, data)})") from error
     if not isinstance(body, dict):
         raise _Refused("not a JSON object")
     return body
+
+
+def _explain(error: ValueError | RecursionError, data: bytes) -> str:
+    if isinstance(error, RecursionError):
+        return "too deep"
+    if not isinstance(error, json.JSONDecodeError):
+        return str(error)
+    rest = data[error.pos :].strip()
+    if not data.strip():
+        return "empty"
+    is_begun = any(word.startswith(rest) for word in _WORDS)
+    if is_begun or error.msg.startswith("Unterminated"):
+        return "cut short"
+    return f"not JSON at byte {error.pos}"
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -293,4 +293,5 @@ def _explain_lack(world: World, attempt: Attempt, lacking: Sequence[int]) -> str
     where = "the remote tier is not readable" if world.remote is None else "it is not durable"
     whys = [why for (_, failed), why in world.failed_local.items() if failed == attempt]
     told = f" ({whys[0]})" if whys else ""
-    return f"ranks {named[:_NAMED_RANKS]}{more} have no whole local copy{told} and {where}"
+    who = f"ranks {named[:_NAMED_RANKS]}{more} have" if len(named) > 1 else f"rank {named[0]} has"
+    return f"{who} no whole local copy{told} and {where}"

@@ -237,7 +237,7 @@ def scan_step(step: Folder, attempt: Attempt, folder: str, run_id: str) -> StepR
         if bad is None:
             sound[rank] = seal
         else:
-            problems.append(f"{step.path}: seal of rank {rank}: {bad}")
+            problems.append(bad)
     committed = None
     try:
         committed = read_commit(step, attempt, run_id)
@@ -249,7 +249,7 @@ def scan_step(step: Folder, attempt: Attempt, folder: str, run_id: str) -> StepR
         seals=sound,
         announced=announced,
         committed=committed,
-        problems=tuple(problems),
+        problems=tuple(dict.fromkeys(problems)),  # seals and manifest name the same files
     )
 
 
@@ -294,8 +294,9 @@ def find_wrong_size(step: Folder, entries: tuple[FileEntry, ...]) -> str | None:
         except Corrupt as error:
             return str(error)
         if found != entry.size:
-            what = "missing" if found is None else f"{found} bytes"
-            return f"{entry.name}: {what}, declared {entry.size}"
+            missing = f" is missing ({entry.size} bytes)"
+            what = missing if found is None else f": {found} bytes, declared {entry.size}"
+            return f"{step.path}/{entry.name}{what}"
     return None
 
 
@@ -309,7 +310,7 @@ def read_commit(step: Folder, attempt: Attempt, run_id: str) -> CommittedStep | 
     found = read_manifest(step, attempt, run_id)
     bad = find_wrong_size(step, found.manifest.files) if found is not None else None
     if bad is not None:
-        raise Corrupt(f"{step.path}: {bad}")
+        raise Corrupt(bad)
     return found
 
 
@@ -324,7 +325,9 @@ def read_manifest(step: Folder, attempt: Attempt, run_id: str) -> CommittedStep 
     if commit is None:
         return None
     text = step.read(MANIFEST)
-    if text is None or sha256_hex(text) != commit.manifest_sha256:
+    if text is None:
+        raise Corrupt(f"{step.path}/{MANIFEST} is missing")
+    if sha256_hex(text) != commit.manifest_sha256:
         raise Corrupt(f"{step.path}/{MANIFEST}: does not match {COMMIT}")
     manifest = decode(Manifest, text, f"{step.path}/{MANIFEST}")
     if (manifest.attempt, manifest.run_id) != (attempt, run_id):

@@ -74,8 +74,9 @@ def test_docs_of_a_verb_have_the_shape_that_it_prints(
 def test_docs_of_seal_and_flush_have_the_shape_that_they_print(tmp_path: Path, call: Any) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "model").write_bytes(b"weights")
-    local = ("--local", tmp_path / "node0")
+    (tmp_path / "pfs").mkdir()
+    local = ("--local", tmp_path / "node0/team-a/bert")
     made = answer_of(call, "seal", tmp_path / "out", "--run", "team-a/bert", "--step", 1200, *local)
     assert shape(made) == shape(documented("seal"))
-    done = answer_of(call, "flush", "--once", *local, "--remote", tmp_path / "pfs")
+    done = answer_of(call, "flush", "--once", *local, "--remote", tmp_path / "pfs/team-a/bert")
     assert done == documented("flush")

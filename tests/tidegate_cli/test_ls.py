@@ -1,15 +1,18 @@
 import json
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tidegate_contract.document import decode
 from tidegate_contract.folder import Folder
 from tidegate_contract.identity import LineageClaim
 from tidegate_contract.layout import Attempt, step_folder
-from tidegate_contract.publish import claim_lineage
+from tidegate_contract.publish import claim_lineage, write_seal
+from tidegate_contract.seal import Seal
 from tidegate_sidecar.removal import trash_step
 
 RUN_ID = "6f2f4a63-5f3c-4b3e-9d28-0a4a6e8a8f11"
@@ -271,3 +274,96 @@ def test_ls_new_run_has_no_steps_yet(a_run: Any, call: Any) -> None:
     answer = call("ls", a_run())
     assert answer.code == 0
     assert answer.out.endswith("no steps yet\n")
+
+
+def test_ls_step_that_a_newer_release_wrote_is_unknown_not_damaged(
+    a_run: Any, a_step: Any, call: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = a_run()
+    a_step(run, 1)
+    with monkeypatch.context() as newer:
+        newer.setattr("tidegate_contract.document.FORMAT_VERSION", 2)
+        a_step(run, 2, tier="local")
+    answer = call("ls", run, "--json")
+    row = steps_of(answer.out)[2]
+    assert (row["state"], row["why"][0]) == ("unknown", "a newer release wrote it")
+    assert answer.code == 1
+    assert "unknown" in call("ls", run).out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewerSeal(Seal):
+    colour: str = "blue"
+
+
+def test_ls_step_whose_document_has_an_unknown_field_is_unknown(
+    a_run: Any, a_step: Any, call: Any
+) -> None:
+    run = a_run()
+    step = a_step(run, 2, tier="local")
+    with Folder.open(step) as folder:
+        data = folder.read("seal-0.json")
+        assert data is not None
+        seal = decode(Seal, data, "seal-0.json")
+        write_seal(folder, NewerSeal(**{f.name: getattr(seal, f.name) for f in fields(seal)}))
+    row = steps_of(call("ls", run, "--json").out)[2]
+    assert (row["state"], row["why"][0]) == ("unknown", "a newer release wrote it")
+    assert "field 'colour' is not known here" in row["why"][1]
+
+
+def test_ls_step_with_damage_beside_what_is_newer_is_damaged(
+    a_run: Any, a_step: Any, call: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = a_run()
+    step = a_step(run, 2, ranks=(0,), world_size=2, tier="local")
+    (step / "weights-0.distcp").unlink()
+    with monkeypatch.context() as newer:
+        newer.setattr("tidegate_contract.document.FORMAT_VERSION", 2)
+        a_step(run, 2, ranks=(1,), world_size=2, tier="local")
+    assert steps_of(call("ls", run, "--json").out)[2]["state"] == "damaged"
+
+
+def test_ls_missing_file_is_one_line(a_run: Any, a_step: Any, call: Any) -> None:
+    run = a_run()
+    step = a_step(run, 1)
+    (step / "weights-0.distcp").unlink()
+    why = steps_of(call("ls", run, "--json").out)[1]["why"]
+    assert [line for line in why if "weights" in line] == [
+        f"{step}/weights-0.distcp is missing (10000 bytes)"
+    ]
+
+
+def test_ls_missing_manifest_is_said_to_be_missing(a_run: Any, a_step: Any, call: Any) -> None:
+    run = a_run()
+    step = a_step(run, 1)
+    (step / "manifest.json").unlink()
+    (why,) = steps_of(call("ls", run, "--json").out)[1]["why"]
+    assert why == f"{step}/manifest.json is missing"
+
+
+@pytest.mark.parametrize("mode", [0, 0o444], ids=["closed", "names only"])
+def test_ls_folder_that_cannot_be_read_is_one_sentence(
+    a_run: Any, call: Any, as_stranger: Any, mode: int
+) -> None:
+    run = a_run(under=as_stranger.folder)
+    run.chmod(mode)
+    with as_stranger():
+        answer = call("ls", run)
+    run.chmod(0o700)
+    what = f"{run}/run.json" if mode else f"{run}"
+    assert (answer.code, answer.out, answer.err) == (1, "", f"{what}: Permission denied\n")
+
+
+def test_ls_document_that_cannot_be_read_has_its_full_path(
+    a_run: Any, a_step: Any, call: Any, as_stranger: Any
+) -> None:
+    run = a_run(under=as_stranger.folder)
+    run.chmod(0o755)
+    (run / "run.json").chmod(0o644)
+    seal = a_step(run, 2, tier="local") / "seal-0.json"
+    seal.parent.chmod(0o755)
+    seal.chmod(0)
+    with as_stranger():
+        answer = call("ls", run)
+    assert answer.code == 1
+    assert f"{seal}: Permission denied\n" in answer.err

@@ -43,25 +43,31 @@ def test_pin_twice_keeps_the_last_reason(run: Path, call: Any) -> None:
     assert "pinned: second" in call("ls", run).out
 
 
+def test_pin_again_keeps_the_reason_unless_told(run: Path, call: Any) -> None:
+    call("pin", 1, "--run-folder", run, "--reason", "before decay")
+    assert call("pin", 1, "--run-folder", run).code == 0
+    assert "pinned: before decay\n" in call("ls", run).out
+    assert call("pin", 1, "--run-folder", run, "--reason", "").code == 0
+    assert "pinned\n" in call("ls", run).out
+
+
 @pytest.mark.parametrize(
     ("step", "want"),
     [
-        ("3", "step 3 is not durable in {run}: it has no COMMIT there"),
-        ("9", "step 9 is not in {run}"),
+        ("3", "step 3 is not durable in {run}: it has no COMMIT there; durable are 1, 2, 4\n"),
+        ("9", "step 9 is not durable: it is not in {run}; durable are 1, 2, 4\n"),
         (
             "4",
             "step 4 has 2 attempts, name one of them: step-00000000000000000004.00000000000000aa",
         ),
-        ("latest", "'latest': allowed is a step's number, or the name of its folder"),
-        ("-1", ""),
     ],
-    ids=["on its way", "C137: missing", "two attempts", "a word", "negative"],
+    ids=["on its way", "C137: missing", "two attempts"],
 )
 def test_pin_what_is_not_one_durable_step_fails_at_once(
     run: Path, call: Any, step: str, want: str
 ) -> None:
     answer = call("pin", step, "--run-folder", run)
-    assert answer.code == (1 if want else 2)
+    assert answer.code == 1
     assert want.format(run=run) in answer.err
     assert pinned(run) == set()
 
@@ -76,7 +82,7 @@ def test_pin_damaged_step_names_its_file(run: Path, call: Any) -> None:
     (next(run.glob("step-*1.*")) / "weights-0.distcp").unlink()
     answer = call("pin", 1, "--run-folder", run)
     assert answer.code == 1
-    assert "weights-0.distcp: missing" in answer.err
+    assert "weights-0.distcp is missing (10000 bytes)" in answer.err
 
 
 def test_pin_brings_a_dropped_step_back(run: Path, call: Any, an_attempt: Any) -> None:
@@ -145,3 +151,25 @@ def test_pin_json_has_the_documented_shape(run: Path, call: Any) -> None:
         "done": "pinned",
         "back_from_trash": False,
     }
+
+
+@pytest.mark.parametrize("word", ["latest", "-1", "1.5", "step-1"])
+@pytest.mark.parametrize("verb", ["pin", "unpin", "rm"])
+def test_pin_and_rm_of_what_names_no_step_are_wrong_usage(
+    run: Path, call: Any, verb: str, word: str
+) -> None:
+    answer = call(verb, "--run-folder", run, "--", word)
+    assert answer.code == 2
+    said = " ".join(answer.err.split())
+    assert f"'{word}': allowed is a step's number, or the name of its folder" in said
+    assert pinned(run) == set()
+
+
+def test_pin_of_a_step_in_a_local_folder_says_what_is_durable(
+    a_run: Any, a_step: Any, call: Any
+) -> None:
+    local = a_run("node0")
+    a_step(local, 7, tier="local")
+    answer = call("pin", 7, "--run-folder", local)
+    want = f"step 7 is not durable in {local}: it has no COMMIT there; nothing is durable there\n"
+    assert (answer.code, answer.err) == (1, want)

@@ -90,7 +90,7 @@ def test_ls_into_a_closed_pipe_is_quiet(a_run: Any, a_step: Any, words: tuple[st
     process = start("ls", run, *words, stdout=writer)
     os.close(writer)
     _, err = process.communicate(timeout=30)
-    assert (process.returncode, err) == (1, b"")
+    assert (process.returncode, err) == (141, b""), "as if SIGPIPE had ended it; 1 is damage"
 
 
 def on_a_terminal(*words: object, **env: str) -> tuple[int, str]:
@@ -158,7 +158,7 @@ def test_help_names_every_verb_and_offers_completion(call: Any) -> None:
 def test_seal_leaves_what_it_makes_to_its_group(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "model").write_bytes(b"weights")
-    words = ("--run", "team-a/bert", "--step", 1, "--local", tmp_path / "node0")
+    words = ("--run", "team-a/bert", "--step", 1, "--local", tmp_path / "node0/team-a/bert")
     process = start("seal", tmp_path / "out", *words, stdout=subprocess.PIPE, umask=0o077)
     out, _ = process.communicate(timeout=30)
     step = Path(out.decode().splitlines()[1])
@@ -168,3 +168,25 @@ def test_seal_leaves_what_it_makes_to_its_group(tmp_path: Path) -> None:
 
 def test_version_is_one_line(call: Any) -> None:
     assert re.fullmatch(r"tidegate \d+\.\d+\.\d+\S*\n", call("--version").out)
+
+
+@pytest.mark.parametrize("words", [(), ("--json",)], ids=["text", "json"])
+def test_ls_onto_a_full_disk_names_stdout(a_run: Any, a_step: Any, words: tuple[str, ...]) -> None:
+    run = a_run()
+    a_step(run, 1)
+    with open("/dev/full", "w") as full:
+        _, err = (process := start("ls", run, *words, stdout=full)).communicate(timeout=30)
+    assert (process.returncode, err) == (1, b"stdout: No space left on device\n")
+
+
+@pytest.mark.parametrize("verb", ["ls", "--help"])
+def test_stdout_that_is_closed_is_one_sentence(a_run: Any, verb: str) -> None:
+    words = (verb, a_run()) if verb == "ls" else (verb,)
+    _, err = (process := start(*words, preexec_fn=lambda: os.close(1))).communicate(timeout=30)
+    assert (process.returncode, err) == (1, b"stdout is closed: there is nowhere to answer\n")
+
+
+def test_help_onto_a_full_disk_names_stdout() -> None:
+    with open("/dev/full", "w") as full:
+        _, err = (process := start("--help", stdout=full)).communicate(timeout=30)
+    assert (process.returncode, err) == (1, b"stdout: No space left on device\n")

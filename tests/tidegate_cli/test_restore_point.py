@@ -88,7 +88,36 @@ def test_restore_point_with_one_folder_twice_counts_its_ranks_once(
 
 def test_restore_point_of_a_named_step_is_that_one(nodes: list[Path], call: Any) -> None:
     assert ask(call, nodes, "--step", "10")["chosen"]["step"] == 10
-    assert ask(call, nodes, "--step", "11")["chosen"] is None
+
+
+@pytest.mark.parametrize("words", [(), ("--json",)], ids=["text", "json"])
+def test_restore_point_of_a_step_that_is_not_there_says_what_is(
+    nodes: list[Path], call: Any, words: tuple[str, ...]
+) -> None:
+    answer = call("restore-point", "--remote", nodes[0], "--local", nodes[1], "--step", 11, *words)
+    want = "step 11 is not in these folders; there are steps 30, 20, 10\n"
+    assert (answer.code, answer.out, answer.err) == (1, "", want)
+
+
+def test_restore_point_names_the_attempts_of_a_step_that_has_two(
+    a_run: Any, a_step: Any, an_attempt: Any, call: Any
+) -> None:
+    remote = a_run()
+    a_step(remote, 9)
+    for nonce in (1, 2, 3):
+        a_step(remote, 10, attempt=an_attempt(10, nonce))
+    out = call("restore-point", "--remote", remote).out
+    assert "\nstep 10 (attempt 0000000000000003) of lineage 1, " in out
+    want = "step 10 (attempt 0000000000000002), 10 (attempt 0000000000000001), 9\n"
+    assert f"if that fails: {want}" in out
+
+
+def test_restore_point_speaks_of_one_rank_as_one(a_run: Any, a_step: Any, call: Any) -> None:
+    remote, near = a_run(), a_run("node0")
+    a_step(remote, 10, ranks=(0, 1), world_size=2)
+    a_step(near, 20, ranks=(0,), world_size=2, tier="local")
+    out = call("restore-point", "--remote", remote, "--local", near).out
+    assert "  rank 1 has no whole local copy and it is not durable\n" in out
 
 
 def test_restore_point_delivered_step_is_committed_first(
@@ -136,7 +165,7 @@ def test_restore_point_damaged_newer_step_names_its_file(
     (a_step(remote, 20) / "weights-0.distcp").unlink()
     document = ask(call, [remote])
     assert document["chosen"]["step"] == 10
-    assert "weights-0.distcp: missing, declared 10000" in document["refused"][0]["why"]
+    assert "weights-0.distcp is missing (10000 bytes)" in document["refused"][0]["why"]
 
 
 def test_restore_point_with_nothing_saved_says_so(a_run: Any, call: Any) -> None:

@@ -49,7 +49,10 @@ def test_rm_moves_to_trash_and_says_how_to_undo_it(run: Path, call: Any) -> None
 @pytest.mark.parametrize(
     ("typed", "want"), [("y\n", {1}), ("n\n", set()), ("", set())], ids=["yes", "no", "nobody"]
 )
-def test_rm_asks_first(run: Path, call: Any, typed: str, want: set[int]) -> None:
+def test_rm_asks_first(
+    run: Path, call: Any, typed: str, want: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidegate_cli.rm.can_ask", lambda: True)
     answer = call("rm", 1, "--run-folder", run, typed=typed)
     assert (
         "Move step 1 of team-a/llama (attempt 0000000000000001, 9.8 KiB) to .trash?" in answer.err
@@ -84,8 +87,8 @@ def test_rm_now_leaves_files_that_are_not_ours(run: Path, call: Any) -> None:
     ("step", "want"),
     [
         (3, "step 3 is the newest good one: a restore needs it\n"),
-        (4, "step 4 is not durable in {run}: it has no COMMIT there\n"),
-        (9, "step 9 is not in {run}\n"),
+        (4, "step 4 is not durable in {run}: it has no COMMIT there; durable are 1, 2, 3\n"),
+        (9, "step 9 is not durable: it is not in {run}; durable are 1, 2, 3\n"),
     ],
     ids=["newest", "on its way", "unknown"],
 )
@@ -156,6 +159,7 @@ def test_rm_decides_again_after_the_answer(
             (next(run.glob(f"step-*{step}.*")) / "COMMIT").unlink()
         return True
 
+    monkeypatch.setattr("tidegate_cli.rm.can_ask", lambda: True)
     monkeypatch.setattr("typer.confirm", lose_the_newest)
     answer = call("rm", 1, "--run-folder", run)
     assert answer.code == 1
@@ -182,3 +186,10 @@ def test_rm_json_has_the_documented_shape(run: Path, call: Any) -> None:
         "done": "dropped",
         "left_in_trash": False,
     }
+
+
+def test_rm_without_a_terminal_needs_yes(run: Path, call: Any) -> None:
+    answer = call("rm", 1, "--run-folder", run, typed="y\n")
+    assert answer.code == 2
+    assert "not a terminal: add --yes" in answer.err
+    assert steps_in(run) == {1, 2, 3, 4}

@@ -33,7 +33,7 @@ def seal(call: Any, made: Path, tmp_path: Path) -> Callable[..., Any]:
     """Seals `made` as step 7 into the run's folder `node0`."""
 
     def run(*words: object, step: int = 7, run: str = "team-a/bert", folder: Path = made) -> Any:
-        local = tmp_path / "node0"
+        local = tmp_path / "node0" / run
         return call("seal", folder, "--run", run, "--step", step, "--local", local, *words)
 
     return run
@@ -42,7 +42,8 @@ def seal(call: Any, made: Path, tmp_path: Path) -> Callable[..., Any]:
 def test_seal_then_flush_gives_the_same_bytes_on_the_remote_tier(
     seal: Any, call: Any, tmp_path: Path
 ) -> None:
-    local, remote = tmp_path / "node0", tmp_path / "pfs" / "team-a" / "bert"
+    local, remote = tmp_path / "node0/team-a/bert", tmp_path / "pfs/team-a/bert"
+    (tmp_path / "pfs").mkdir()
     sealed = json.loads(seal("--tokens", 700, "--json").out)
     flushed = call("flush", "--once", "--local", local, "--remote", remote)
     assert (flushed.code, flushed.out) == (0, "step 7: durable\n")
@@ -58,29 +59,30 @@ def test_seal_then_flush_gives_the_same_bytes_on_the_remote_tier(
 def test_seal_makes_a_user_named_run_and_says_what_to_run_next(seal: Any, tmp_path: Path) -> None:
     answer = seal()
     assert answer.code == 0
-    with Folder.open(tmp_path / "node0") as run:
+    with Folder.open(tmp_path / "node0/team-a/bert") as run:
         identity = read_identity(run)
         assert identity is not None
         (record,) = scan_steps(run, identity.run_id)
     assert (identity.name, identity.owner_uid, identity.uid) == ("team-a/bert", None, os.getuid())
     assert answer.out.splitlines() == [
         "step 7 of team-a/bert is sealed: 3 files, 68.4 KiB",
-        str(tmp_path / "node0" / record.folder),
+        str(tmp_path / "node0/team-a/bert" / record.folder),
         "make it durable:",
-        f"  tidegate flush --once --local {tmp_path / 'node0'} --remote REMOTE/team-a/bert",
+        f"  tidegate flush --once --local {tmp_path / 'node0/team-a/bert'} "
+        "--remote REMOTE/team-a/bert",
     ]
 
 
 def test_seal_the_same_step_again_is_a_newer_attempt(seal: Any, call: Any, tmp_path: Path) -> None:
     before = (first := json.loads(seal("--json").out)) and (
-        tmp_path / "node0/run.json"
+        tmp_path / "node0/team-a/bert/run.json"
     ).read_bytes()
     for _ in range(5):
         second = json.loads(seal("--json").out)
         assert second["attempt"] > first["attempt"], "the later one is the newer one"
         first = second
-    assert (tmp_path / "node0/run.json").read_bytes() == before
-    rows = json.loads(call("ls", tmp_path / "node0", "--json").out)["steps"]
+    assert (tmp_path / "node0/team-a/bert/run.json").read_bytes() == before
+    rows = json.loads(call("ls", tmp_path / "node0/team-a/bert", "--json").out)["steps"]
     assert [row["state"] for row in rows] == ["sealed"] * 6
     assert rows[0]["attempt"] == first["attempt"]
 
@@ -89,7 +91,9 @@ def test_seal_takes_the_identity_of_the_remote_tier(seal: Any, a_run: Any, tmp_p
     remote = a_run("pfs/bert", run_id=OTHER_RUN_ID, run="team-a/bert")
     answer = seal("--remote", remote)
     assert answer.code == 0
-    assert (tmp_path / "node0/run.json").read_bytes() == (remote / "run.json").read_bytes()
+    assert (tmp_path / "node0/team-a/bert/run.json").read_bytes() == (
+        remote / "run.json"
+    ).read_bytes()
     assert f"--remote {remote}\n" in answer.out
 
 
@@ -108,6 +112,7 @@ def test_seal_earlier_step_says_that_a_newer_one_stays(seal: Any) -> None:
         "step 9 stays newer, so a flush leaves this one out; if training went back, "
         "seal it again with --lineage 2\n"
     )
+    assert "durable" not in answer.out, "a flush would leave it out"
     assert seal("--lineage", 2).err == ""
     assert json.loads(seal("--json", step=8).out)["lineage"] == 2, "the highest known one"
 
@@ -192,14 +197,15 @@ def test_seal_unreadable_file_is_refused_and_leaves_nothing(
     made.rename(folder)
     folder.chmod(0o755)
     (folder / "config.json").chmod(0)
-    local = as_stranger.folder / "node0"
-    local.mkdir(mode=0o777)
+    local = as_stranger.folder / "node0/team-a/bert"
+    local.mkdir(parents=True)
     local.chmod(0o777)
     with as_stranger():
         answer = seal("--local", local, folder=folder)
     assert answer.code == 1
     assert "config.json: Permission denied" in answer.err
-    assert [path.name for path in local.iterdir()] == ["run.json"]
+    assert f"{folder}/config.json: Permission denied" in answer.err
+    assert list(local.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -213,20 +219,21 @@ def test_seal_wrong_name_is_usage(seal: Any, name: str, want: str) -> None:
     assert want in " ".join(answer.err.split())
 
 
-def test_seal_into_another_run_is_refused(seal: Any) -> None:
+def test_seal_into_another_run_is_refused(seal: Any, tmp_path: Path) -> None:
     seal()
-    answer = seal(run="team-b/bert")
+    answer = seal("--local", tmp_path / "node0/team-a/bert", run="team-b/bert")
     assert answer.code == 1
     assert "run.json: is of run team-a/bert, not of team-b/bert" in answer.err
 
 
 def test_seal_into_a_folder_of_something_else_is_refused(seal: Any, tmp_path: Path) -> None:
-    (tmp_path / "node0").mkdir()
-    (tmp_path / "node0" / "thesis.tex").write_bytes(b"")
+    local = tmp_path / "node0/team-a/bert"
+    local.mkdir(parents=True)
+    (local / "thesis.tex").write_bytes(b"")
     answer = seal()
     assert answer.code == 1
     assert "holds thesis.tex and no run.json, so it is no run's folder" in answer.err
-    assert [path.name for path in (tmp_path / "node0").iterdir()] == ["thesis.tex"]
+    assert [path.name for path in local.iterdir()] == ["thesis.tex"]
 
 
 def a_sealing(**changes: Any) -> Sealing:

@@ -81,16 +81,27 @@ def test_only_documents_that_list_files_may_be_large(document_classes: dict[str,
 @pytest.mark.parametrize(
     ("data", "error", "sentence"),
     [
-        pytest.param(b"", Corrupt, "not a JSON document", id="empty"),
+        pytest.param(b"", Corrupt, r"not a JSON document \(empty\)", id="empty"),
+        pytest.param(
+            encode(COMMIT)[:-70], Corrupt, r"not a JSON document \(cut short\)", id="cut in a text"
+        ),
+        pytest.param(b'{"a":1', Corrupt, r"document \(cut short\)", id="cut in an object"),
+        pytest.param(b'{"a":', Corrupt, r"document \(cut short\)", id="cut before a value"),
+        pytest.param(b'{"a":1,', Corrupt, r"document \(cut short\)", id="cut after a comma"),
+        pytest.param(b"{", Corrupt, r"document \(cut short\)", id="cut after a bracket"),
+        pytest.param(b'{"a":tru', Corrupt, r"document \(cut short\)", id="cut in a word"),
+        pytest.param(b'{"a":1 2}', Corrupt, r"document \(not JSON at byte 7\)", id="no comma"),
+        pytest.param(b"x", Corrupt, r"document \(not JSON at byte 0\)", id="a word"),
+        pytest.param(b"{}x", Corrupt, r"document \(not JSON at byte 2\)", id="something behind it"),
         pytest.param(b"[]", Corrupt, "not a JSON object", id="list"),
-        pytest.param(b"{}", Corrupt, "kind is None, expected 'commit'", id="no kind"),
+        pytest.param(b"{}", Corrupt, "kind is missing, expected 'commit'", id="no kind"),
         pytest.param(b'{"a":1,"a":2}', Corrupt, "a key twice", id="duplicate key"),
         pytest.param(b'{"a":NaN}', Corrupt, "the number NaN", id="NaN"),
         pytest.param(
             b'{"kind":"commit","version":1}', Corrupt, "sha256 does not match", id="no digest"
         ),
         pytest.param(b'{"kind":"\xc3\xa4"}', Corrupt, "not ASCII", id="not ASCII"),
-        pytest.param(b"[" * 100_000, Corrupt, "not a JSON document", id="deep"),
+        pytest.param(b"[" * 100_000, Corrupt, r"not a JSON document \(too deep\)", id="deep"),
         pytest.param(changed(COMMIT, version=2), Reject, "version 2 is not known", id="newer"),
         pytest.param(
             encode(COMMIT).replace(b'"version":1', b'"version":3'),

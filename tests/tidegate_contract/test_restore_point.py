@@ -280,7 +280,7 @@ def test_restore_point_leaves_a_local_copy_that_failed_to_the_remote_tier() -> N
     assert candidate.sources == (LOCAL, REMOTE)
     got = decide_restore_point(replace(world, failed_local=failed, remote=()))
     assert got.candidates == ()
-    assert "ranks [1] have no whole local copy (rank 1: Input/output error)" in got.refused[0][1]
+    assert "rank 1 has no whole local copy (rank 1: Input/output error)" in got.refused[0][1]
 
 
 def test_restore_point_names_few_of_many_ranks_that_lack_a_step() -> None:
@@ -295,7 +295,7 @@ def test_restore_point_says_why_a_newer_step_was_refused() -> None:
     world = a_world(local=((a_copy(6, (0,)),), ()), remote=(durable(5),))
     ((attempt, why),) = decide_restore_point(world).refused
     assert attempt.step == 6
-    assert "ranks [1] have no whole local copy" in why
+    assert "rank 1 has no whole local copy" in why
 
 
 def test_restore_point_waits_only_for_a_newer_announced_step() -> None:

@@ -78,6 +78,10 @@ def test_manifest_of_missing_ranks_or_metadata_is_refused(two_seals: dict[int, S
     bare = replace(two_seals[0], files=two_seals[0].files[:1])
     with pytest.raises(Corrupt, match=METADATA_REMOTE):
         build_manifest(two_seals | {0: bare})
+    foreign = {rank: replace(seal, torch_version="") for rank, seal in two_seals.items()}
+    foreign[0] = replace(foreign[0], files=two_seals[0].files[:1])
+    with pytest.raises(Corrupt, match=f"{METADATA_REMOTE} is rank 0's alone"):
+        build_manifest(foreign | {1: replace(foreign[1], files=two_seals[0].files[1:])})
     twice = replace(two_seals[1], files=two_seals[0].files)
     with pytest.raises(Corrupt, match="same file"):
         build_manifest(two_seals | {1: twice})
