@@ -249,6 +249,8 @@ def _build_metadata(first: Seal, entries: list[FileEntry]) -> list[FileEntry]:
     folder = step_folder(first.attempt)
     source = next((entry for entry in first.files if entry.name == METADATA_REMOTE), None)
     if source is None:
+        if any(entry.name == METADATA_REMOTE for entry in entries):
+            raise Corrupt(f"{folder}: {METADATA_REMOTE} is rank 0's alone, another rank sealed it")
         if first.torch_version:
             raise Corrupt(f"{folder}: rank 0 sealed no {METADATA_REMOTE}")
         return []

@@ -1,5 +1,6 @@
 """A restore of one rank without a process group: fresh starts, and the word that it trained."""
 
+import errno
 import shutil
 import threading
 from dataclasses import replace
@@ -76,6 +77,32 @@ def test_c135_empty_tiers_are_a_fresh_start(tmp_path, may_start_fresh):
     outcome = Restore(site, LoneRank(), None).run()
     assert (outcome.candidate, outcome.lineage) == (None, 1)
     assert outcome.reason == "no step was ever saved"
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EIO, errno.ESTALE])
+def test_c135_step_folders_that_cannot_be_opened_are_no_fresh_start(tmp_path, monkeypatch, code):
+    site = a_site(tmp_path)
+    a_delivered_step(site, tmp_path / "pfs")
+    opened = Folder.child
+
+    def child(folder: Folder, name: str) -> Folder:
+        if name.startswith("step-"):
+            raise OSError(code, "cannot be opened")
+        return opened(folder, name)
+
+    monkeypatch.setattr(Folder, "child", child)
+    with pytest.raises(Retry, match="remote tier cannot be read"):
+        Restore(site, LoneRank(), None).run()
+
+
+@pytest.mark.parametrize("tier", ["node", "pfs"])
+def test_c135_only_step_whose_seals_are_damaged_is_no_fresh_start(tmp_path, tier):
+    site = a_site(tmp_path)
+    a_delivered_step(site, tmp_path / tier)
+    for path in (run_folder(tmp_path / tier) / step_folder(FIVE)).glob("*.json"):
+        path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(Reject, match=r"1 checkpoints exist .*step 5: .*seal-0|announced-0"):
+        Restore(site, LoneRank(), None).run()
 
 
 @pytest.mark.parametrize("is_error", [True, False], ids=["Fail", "LocalOnly"])

@@ -4,11 +4,12 @@
 training goes on. The remote tier is touched by rank 0 only, on a thread with a deadline.
 """
 
+import errno
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TypeVar
@@ -55,14 +56,15 @@ class View:
             could not be read. Empty where there is no remote tier.
         claims: lineage claims, from rank 0.
         trained: lineages whose restore came back to training, from rank 0.
-        damaged: attempts of which a file lies in quarantine: they were checkpoints once.
+        damaged: attempts that were or may be checkpoints and cannot be judged → why: a file of them
+            lies in quarantine, or nothing in their folder can be read.
     """
 
     local: tuple[Copy, ...] | None = None
     remote: tuple[Copy, ...] | None = None
     claims: tuple[LineageClaim, ...] = ()
     trained: frozenset[int] = frozenset()
-    damaged: frozenset[Attempt] = frozenset()
+    damaged: Mapping[Attempt, str] = field(default_factory=dict)
 
 
 def observe_tiers(site: Site) -> View:
@@ -94,7 +96,7 @@ def observe_tiers(site: Site) -> View:
         remote=far.remote,
         claims=far.claims + near.claims,
         trained=far.trained | near.trained,
-        damaged=far.damaged | near.damaged,
+        damaged={**near.damaged, **far.damaged},
     )
 
 
@@ -266,33 +268,59 @@ def _copies(records: Sequence[StepRecord]) -> tuple[Copy, ...]:
 
 
 def _look_near(run: Folder, run_id: str) -> View:
+    records = scan_steps(run, run_id)
     return View(
-        local=_copies(scan_steps(run, run_id)),
+        local=_copies(records),
         claims=tuple(scan_claims(run, run_id)),
         trained=scan_trained(run, run_id),
-        damaged=_damaged(run),
+        damaged=_damaged(run, records),
     )
 
 
 def _look_far(run: Folder, run_id: str) -> View:
-    """The remote tier's view; attempts that only lack their commit are committed first."""
+    """The remote tier's view; attempts that only lack their commit are committed first.
+
+    Raises:
+        OSError: a step's folder cannot be opened: it may hold what is to be restored.
+    """
     records = [_commit_if_ready(run, record, run_id) for record in scan_steps(run, run_id)]
+    for record in records:
+        if record.problems and copy_of(record) is None:
+            _check_opens(run, record)
     return View(
         remote=_copies(records),
         claims=tuple(scan_claims(run, run_id)),
         trained=scan_trained(run, run_id),
-        damaged=_damaged(run),
+        damaged=_damaged(run, records),
     )
 
 
-def _damaged(run: Folder) -> frozenset[Attempt]:
+def _check_opens(run: Folder, record: StepRecord) -> None:
+    try:
+        open_step(run, record.folder).close()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        if error.errno != errno.ELOOP:  # a link is no step
+            raise
+
+
+def _damaged(run: Folder, records: Sequence[StepRecord]) -> dict[Attempt, str]:
+    found = {
+        record.attempt: record.problems[0]
+        for record in records
+        if record.problems
+        and copy_of(record) is None
+        and not record.folder.startswith(f"{TRASH}/")  # half emptied: a newer commit was there
+    }
     try:
         folder = run.child(QUARANTINE)
     except FileNotFoundError:
-        return frozenset()
+        return found
     with folder:
-        found = {parse_quarantined_file(name) for name in folder.names()}
-    return frozenset(attempt for attempt in found if attempt is not None)
+        attempts = {parse_quarantined_file(name) for name in folder.names()}
+    told = "a damaged file of it lies in quarantine"
+    return {attempt: told for attempt in attempts if attempt is not None} | found
 
 
 def _commit_if_ready(run: Folder, record: StepRecord, run_id: str) -> StepRecord:

@@ -118,7 +118,7 @@ class Restore:
         self._unreadable: dict[tuple[Attempt, tuple[str, ...]], str] = {}
         self._failed_local: dict[tuple[int, Attempt], str] = {}
         self._claims: dict[int, Attempt] = {}
-        self._damaged: frozenset[Attempt] = frozenset()
+        self._damaged: dict[Attempt, str] = {}
         self._is_written = False
 
     def run(self) -> Outcome:
@@ -133,7 +133,7 @@ class Restore:
             candidate = next((c for c in point.candidates if not self._has_failed(c)), None)
             if candidate is None:
                 return self._start_fresh(point)
-            outcome = self._try(candidate, _explain(point, candidate, self._failures))
+            outcome = self._try(candidate, self._explain(point, candidate))
             if outcome is not None:
                 return outcome
             point = self._observe()
@@ -158,7 +158,7 @@ class Restore:
     def _observe(self) -> RestorePoint:
         views = self._ranks.attempt(lambda: observe_tiers(self._site))
         firsts = [views[min(ranks)].local or () for ranks in self._site.topology.nodes]
-        self._damaged = frozenset[Attempt]().union(*(view.damaged for view in views))
+        self._damaged = {a: why for view in views for a, why in view.damaged.items()}
         self._world = World(
             nodes=self._site.topology.nodes,
             local=tuple(firsts),
@@ -331,6 +331,16 @@ class Restore:
             self._claims[number] = attempt
         return number
 
+    def _explain(self, point: RestorePoint, candidate: Candidate) -> str:
+        step = candidate.attempt.step
+        reasons = {**self._damaged, **dict(point.refused), **self._failures}
+        before = point.order[: point.order.index(candidate.attempt)]
+        unknown = [a for a in self._damaged if a not in point.order and a.step > step]
+        newer = [f"step {a.step}: {reasons[a]}" for a in [*unknown, *before] if a in reasons]
+        if not newer:
+            return f"step {step} is the newest step"
+        return f"step {step} is the newest that all ranks can read ({'; '.join(newer)})"
+
     def _start_fresh(self, point: RestorePoint) -> Outcome:
         """Nothing to restore: right at the first start, an error when steps were there."""
         run = self._site.identity.name
@@ -340,8 +350,8 @@ class Restore:
                 f"run {run}: the remote tier cannot be read and no node holds "
                 "a step that can be restored; nothing is begun anew meanwhile"
             )
-        existing = find_existing_attempts(self._world, has_remote=has_remote) | self._damaged
-        reasons = {**dict(point.refused), **self._failures}
+        existing = find_existing_attempts(self._world, has_remote=has_remote) | set(self._damaged)
+        reasons = {**self._damaged, **dict(point.refused), **self._failures}
         told = "; ".join(f"step {a.step}: {why}" for a, why in list(reasons.items())[:3])
         if point.set_aside:
             raise Reject(
@@ -357,14 +367,3 @@ class Restore:
             )
         reason = f"no step could be restored ({told})" if told else "no step was ever saved"
         return Outcome(lineage=self._claim(None), reason=reason)
-
-
-def _explain(point: RestorePoint, candidate: Candidate, excluded: dict[Attempt, str]) -> str:
-    reasons = {**dict(point.refused), **excluded}
-    before = point.order[: point.order.index(candidate.attempt)]
-    newer = [f"step {attempt.step}: {reasons[attempt]}" for attempt in before if attempt in reasons]
-    if not newer:
-        return f"step {candidate.attempt.step} is the newest step"
-    return (
-        f"step {candidate.attempt.step} is the newest that all ranks can read ({'; '.join(newer)})"
-    )
