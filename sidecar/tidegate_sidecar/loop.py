@@ -40,7 +40,7 @@ from tidegate_sidecar.health import Health
 from tidegate_sidecar.local_writes import LocalWrites
 from tidegate_sidecar.lock import FlushLock
 from tidegate_sidecar.observe import LocalView, StepScanner, observe_local
-from tidegate_sidecar.removal import empty_step, quarantine_file, trash_step
+from tidegate_sidecar.removal import do_each, empty_step, quarantine_file, trash_step
 from tidegate_sidecar.report import Reporter, Speaker, build_report
 from tidegate_sidecar.retention import (
     RemotePlan,
@@ -307,7 +307,7 @@ class Loop:
         if is_early or is_restoring(facts.states, self._settings.pod_uid):
             return None
         plan = decide_remote_retention(facts.remote, facts.policy.remote_keep)
-        return replace(plan, empty=plan.empty[:1]) if plan.is_needed else None
+        return replace(plan, is_gradual=True) if plan.is_needed else None
 
     def _start(self, lane: Lane, task: Task, now: float) -> bool:
         if not self._workers.can_start(lane) or not self._troubles.may_start(type(task), now):
@@ -324,20 +324,21 @@ class Loop:
     def _retain_local(self, local: LocalView, facts: Facts) -> None:
         if is_restoring(facts.states, self._settings.pod_uid):
             return
-        for attempt in local.trash:
-            empty_step(self._run, attempt)
         copying = self._copying if self._workers.running(Lane.COPY) else None
-        gone = decide_local_retention(
-            facts.local,
-            facts.remote,
-            keep=facts.policy.local_keep,
-            lineage=find_lineage(facts.states),
+        busy = copying.attempt if copying else None
+        keep, lineage = facts.policy.local_keep, find_lineage(facts.states)
+        gone = decide_local_retention(facts.local, facts.remote, keep=keep, lineage=lineage)
+        do_each(
+            [
+                *(partial(empty_step, self._run, attempt) for attempt in local.trash),
+                *(partial(self._remove, attempt) for attempt in gone if attempt != busy),
+            ]
         )
-        for attempt in gone:
-            if copying is None or copying.attempt != attempt:
-                trash_step(self._run, attempt)
-                empty_step(self._run, attempt)
-                self._log("local copy removed", attempt)
+
+    def _remove(self, attempt: Attempt) -> None:
+        trash_step(self._run, attempt)
+        empty_step(self._run, attempt)
+        self._log("local copy removed", attempt)
 
     def _tell(
         self, local: LocalView, control: LiveControl, facts: Facts, queue: tuple[Queued, ...]

@@ -3,9 +3,10 @@
 `loop` observes the local tier itself; the remote one is observed in a child (`tasks`).
 """
 
+import errno
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -21,11 +22,15 @@ from tidegate_contract.layout import (
     parse_step_folder,
     step_folder,
 )
-from tidegate_contract.scan import read_identity, scan_claims, scan_pins, scan_step
+from tidegate_contract.scan import StepRecord, read_identity, scan_claims, scan_pins, scan_step
 from tidegate_contract.wire import Control, TrainerState
 from tidegate_sidecar.view import RemoteView, StepView, view_of
 
 D = TypeVar("D")
+ENTRY_ERRORS = frozenset({errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
+"""What one entry of a shared file system may answer while the tier itself is well."""
+_UNREAD = (0, 0, 0)
+"""Stamp of what could not be read: no folder has it, so the next look tries again."""
 _SETTLED_SECONDS = 2.0
 """A folder's times may be as coarse as this: two changes within it can leave the same stamp."""
 
@@ -66,7 +71,14 @@ class StepScanner:
     thread at a time.
     """
 
-    def __init__(self, run: Folder, run_id: str, *, trusts_times: bool) -> None:
+    def __init__(
+        self,
+        run: Folder,
+        run_id: str,
+        *,
+        trusts_times: bool,
+        entry_errors: Container[int | None] | None = None,
+    ) -> None:
         """Works relative to `run`, which stays the caller's.
 
         Args:
@@ -74,8 +86,11 @@ class StepScanner:
             run_id: documents of another run are refused.
             trusts_times: False reads every step again that is not committed: not each shared file
                 system stamps a folder when an entry is added.
+            entry_errors: error numbers that concern the one step they are met at, which is then
+                known by its name alone; None takes every error so. Others are the tier's.
         """
         self._trusts_times = trusts_times
+        self._entry_errors = entry_errors
         self._run = run
         self._run_id = run_id
         self._seen: dict[str, _Seen] = {}
@@ -85,16 +100,20 @@ class StepScanner:
 
         Args:
             tick: called after each folder, so that a watchdog sees progress.
+
+        Raises:
+            OSError: the tier fails; a `.trash` that alone cannot be read is as none.
         """
         found: dict[str, _Seen] = {}
         self._scan_inside(self._run, "", found, tick)
         try:
-            trash = self._run.child(TRASH)
+            with self._run.child(TRASH) as trash:
+                self._scan_inside(trash, f"{TRASH}/", found, tick)
         except FileNotFoundError:
             pass
-        else:
-            with trash:
-                self._scan_inside(trash, f"{TRASH}/", found, tick)
+        except OSError as error:
+            if not self._is_of_entry(error):
+                raise
         self._seen = found
         return sorted((seen.view for seen in found.values()), key=lambda view: view.attempt)
 
@@ -105,21 +124,27 @@ class StepScanner:
             attempt = parse_step_folder(name)
             if attempt is None:
                 continue
+            path = f"{prefix}{name}"
             try:
-                step = folder.child(name)
-            except (FileNotFoundError, NotADirectoryError):
-                continue  # moved since the listing, or no folder at all
-            with step:
-                path = f"{prefix}{name}"
-                seen = self._known(path, step)
-                if seen is None:
-                    stamp, now = _stamp(step), time.monotonic()
-                    old = self._seen.get(path)
-                    first = old.first if old is not None and old.stamp == stamp else now
-                    view = view_of(scan_step(step, attempt, path, self._run_id))
-                    seen = _Seen(stamp=stamp, first=first, read=now, view=view)
-                found[path] = seen
+                with folder.child(name) as step:
+                    found[path] = self._known(path, step) or self._read(path, step, attempt)
+            except FileNotFoundError:
+                continue  # moved since the listing
+            except OSError as error:
+                if not self._is_of_entry(error):
+                    raise
+                found[path] = _unread(attempt, path, f"{folder.path}/{name}", error)
             tick()
+
+    def _is_of_entry(self, error: OSError) -> bool:
+        return self._entry_errors is None or error.errno in self._entry_errors
+
+    def _read(self, path: str, step: Folder, attempt: Attempt) -> _Seen:
+        stamp, now = _stamp(step), time.monotonic()
+        old = self._seen.get(path)
+        first = old.first if old is not None and old.stamp == stamp else now
+        view = view_of(scan_step(step, attempt, path, self._run_id))
+        return _Seen(stamp=stamp, first=first, read=now, view=view)
 
     def _known(self, path: str, step: Folder) -> _Seen | None:
         seen = self._seen.get(path)
@@ -127,6 +152,16 @@ class StepScanner:
             return None
         is_settled = seen.read - seen.first > _SETTLED_SECONDS
         return seen if is_settled and seen.stamp == _stamp(step) else None
+
+
+def _unread(attempt: Attempt, path: str, where: str, error: OSError) -> _Seen:
+    """A step that nothing is known of but its name: nobody copies, restores or deletes it."""
+    inside = isinstance(error.filename, str) and error.filename != step_folder(attempt)
+    file = f"/{error.filename}" if inside else ""
+    problem = f"{where}{file}: cannot be read ({error.strerror or error})"
+    view = view_of(StepRecord(attempt=attempt, folder=path, problems=(problem,)))
+    now = time.monotonic()
+    return _Seen(stamp=_UNREAD, first=now, read=now, view=view)
 
 
 def _stamp(folder: Folder) -> tuple[int, int, int]:
@@ -218,7 +253,10 @@ def _trash_ages(run: Folder, steps: list[StepView]) -> dict[Attempt, float]:
     if not steps:
         return {}
     with run.child(TRASH) as trash:
-        os.utime(trash.fd)
+        try:
+            os.utime(trash.fd)
+        except PermissionError:
+            return {}  # somebody else's: no age is known, so none of it is emptied
         now = os.fstat(trash.fd).st_mtime
         ages = {}
         for step in steps:

@@ -7,7 +7,8 @@ retention plan; one caller per tier and folder at a time.
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from tidegate_contract.errors import Corrupt, Reject
 from tidegate_contract.folder import Folder
@@ -35,12 +36,15 @@ _OCCUPIED = frozenset({errno.ENOTEMPTY, errno.EEXIST})
 def trash_step(run: Folder, attempt: Attempt) -> bool:
     """Moves a step into `.trash`.
 
+    Its grace begins by a touch before the move: one that a crash cut off starts nothing early.
+
     Returns:
         False if it was gone, or an earlier one of that name still lies there.
     """
     name = step_folder(attempt)
     with run.ensure_child(TRASH) as trash:
         try:
+            os.utime(name, dir_fd=run.fd, follow_symlinks=False)
             run.rename(name, name, trash)
         except FileNotFoundError:
             return False
@@ -48,7 +52,6 @@ def trash_step(run: Folder, attempt: Attempt) -> bool:
             if error.errno in _OCCUPIED:
                 return False
             raise
-        os.utime(name, dir_fd=trash.fd, follow_symlinks=False)  # its grace begins
         trash.sync()
         run.sync()
     return True
@@ -73,36 +76,76 @@ def restore_step(run: Folder, attempt: Attempt) -> None:
         trash.sync()
 
 
-def empty_step(run: Folder, attempt: Attempt, tick: Callable[[], None] = lambda: None) -> None:
+def empty_step(run: Folder, attempt: Attempt, tick: Callable[[], None] = lambda: None) -> bool:
     """Removes a step that lies in `.trash`; a second call finishes what a crash left.
 
     COMMIT goes first, then data, then the documents that name the data: whatever is left after a
     crash counts for nothing and still says what it is. A folder with names that the format does not
-    know is left with those.
+    know is left with those. One with a document that cannot be read stays whole.
 
     Args:
         run: the run's folder.
         attempt: which step.
         tick: called after each file.
+
+    Returns:
+        False if there was nothing to remove.
+
+    Raises:
+        OSError: it cannot be read or written.
     """
     name = step_folder(attempt)
     with run.ensure_child(TRASH) as trash:
         try:
             step = trash.child(name)
         except FileNotFoundError:
-            return
+            return False
         with step:
-            step.remove(COMMIT)
+            has_commit, files = _has_commit(step), _removable(step)
+            if has_commit:
+                step.remove(COMMIT)
             step.sync()
-            for file in _removable(step):
+            for file in files:
                 step.remove(file)
                 tick()
-        try:
-            os.rmdir(name, dir_fd=trash.fd)
-        except OSError as error:
-            if error.errno not in _OCCUPIED | {errno.ENOENT}:
-                raise
+        is_gone = _remove_empty(trash, name)
         trash.sync()
+    return is_gone or has_commit or bool(files)
+
+
+def _has_commit(step: Folder) -> bool:
+    """Reads it: one that cannot be read may be what makes this the newest step."""
+    if not _is_file(step, COMMIT):
+        return False
+    with suppress(Corrupt):
+        step.read(COMMIT)
+    return True
+
+
+def _remove_empty(trash: Folder, name: str) -> bool:
+    try:
+        os.rmdir(name, dir_fd=trash.fd)
+    except OSError as error:
+        if error.errno not in _OCCUPIED | {errno.ENOENT}:
+            raise
+        return False
+    return True
+
+
+def do_each(removals: Iterable[Callable[[], object]]) -> None:
+    """Does each, whatever becomes of the others.
+
+    Raises:
+        OSError: the first that one of them ended with.
+    """
+    failed: list[OSError] = []
+    for remove in removals:
+        try:
+            remove()
+        except OSError as error:
+            failed.append(error)
+    if failed:
+        raise failed[0]
 
 
 def _removable(step: Folder) -> list[str]:

@@ -31,12 +31,14 @@ class RemotePlan:
         restore: steps in `.trash` that are moved back: a commit newer than every commit outside,
             pinned ones, and what training goes on from.
         empty: steps in `.trash` whose files are removed.
+        is_gradual: it ends with the first step of `empty` that anything was removed from.
     """
 
     confirm: Attempt | None
     trash: tuple[Attempt, ...] = ()
     restore: tuple[Attempt, ...] = ()
     empty: tuple[Attempt, ...] = ()
+    is_gradual: bool = False
 
     @property
     def is_needed(self) -> bool:

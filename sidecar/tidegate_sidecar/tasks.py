@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
+from functools import partial
 from pathlib import PurePosixPath
 
 from tidegate_contract.errors import Corrupt, DamagedFile, Reject
@@ -20,7 +21,7 @@ from tidegate_contract.publish import commit_step, create_document, set_aside
 from tidegate_contract.scan import confirm_commit, read_identity, scan_pins, scan_step
 from tidegate_contract.seal import Seal
 from tidegate_sidecar.faults import Fault, RemoteDamaged, SourceError
-from tidegate_sidecar.observe import StepScanner, observe_remote
+from tidegate_sidecar.observe import ENTRY_ERRORS, StepScanner, observe_remote
 from tidegate_sidecar.removal import empty_step, restore_step, trash_step
 from tidegate_sidecar.retention import RemotePlan
 from tidegate_sidecar.transfer import Meter, announce_ranks, copy_ranks
@@ -132,7 +133,9 @@ class RemoteTier:
         except OSError as error:
             raise SourceError(f"{places.local}: cannot be read ({error})") from error
         self._remote = open_remote(places)
-        self._scanner = StepScanner(self._remote, self._run_id, trusts_times=False)
+        self._scanner = StepScanner(
+            self._remote, self._run_id, trusts_times=False, entry_errors=ENTRY_ERRORS
+        )
         self._confirmed: dict[Attempt, StepView] = {}
 
     def look(self, tick: Callable[[], None]) -> RemoteView:
@@ -179,20 +182,47 @@ class RemoteTier:
     def retain(self, plan: RemotePlan, tick: Callable[[], None]) -> None:
         """Carries out a plan, unless the commit that it rests on does not hold any more.
 
-        Pins are read again right before each move: one that a person has just written holds.
+        Pins are read again right before each move: one that a person has just written holds. A
+        step that refuses does not stop the others.
+
+        Raises:
+            OSError: the tier fails, or steps refused and nothing at all could be done.
         """
-        for attempt in plan.restore:
-            restore_step(self._remote, attempt)
+        refused: list[OSError] = []
+        do = partial(self._do, refused, tick)
+        is_any = any([do(restore_step, attempt) for attempt in plan.restore])
+        if plan.confirm is not None and self.confirm(plan.confirm):
+            is_any |= any([do(self._trash, attempt) for attempt in plan.trash])
+            for attempt in plan.empty:
+                is_emptied = do(partial(self._empty, tick), attempt)
+                is_any |= is_emptied
+                if is_emptied and plan.is_gradual:
+                    break
+        if refused and not is_any:
+            raise refused[0]
+
+    def _do(
+        self,
+        refused: list[OSError],
+        tick: Callable[[], None],
+        change: Callable[[Folder, Attempt], bool | None],
+        attempt: Attempt,
+    ) -> bool:
+        try:
+            return change(self._remote, attempt) is not False
+        except OSError as error:
+            if error.errno not in ENTRY_ERRORS:
+                raise
+            refused.append(error)
+            return False
+        finally:
             tick()
-        if plan.confirm is None or not self.confirm(plan.confirm):
-            return
-        for attempt in plan.trash:
-            if attempt not in scan_pins(self._remote):
-                trash_step(self._remote, attempt)
-            tick()
-        for attempt in plan.empty:
-            if attempt not in scan_pins(self._remote):
-                empty_step(self._remote, attempt, tick)
+
+    def _trash(self, run: Folder, attempt: Attempt) -> bool:
+        return attempt not in scan_pins(run) and trash_step(run, attempt)
+
+    def _empty(self, tick: Callable[[], None], run: Folder, attempt: Attempt) -> bool:
+        return attempt not in scan_pins(run) and empty_step(run, attempt, tick)
 
     def copy(self, task: CopyRanks, meter: Meter) -> int:
         """Copies and receipts this node's ranks of an attempt."""

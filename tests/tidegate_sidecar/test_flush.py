@@ -260,7 +260,7 @@ def test_c041_hung_child_is_given_up_and_the_copy_is_done_by_another(
     a_run: Build, a_sealed_step: Build, a_loop: Build, beat_until: Build
 ) -> None:
     run = a_run()
-    policy = Policy(stall_timeout_seconds=0.7, bandwidth_bytes_per_second=300_000)
+    policy = Policy(stall_timeout_seconds=1.5, bandwidth_bytes_per_second=300_000)
     loop = a_loop(run, policy=policy)
     a_sealed_step(run.locals[0], 10, size=100_000)
     beat_until(loop, lambda: loop.child_pid)
