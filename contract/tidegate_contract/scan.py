@@ -294,9 +294,9 @@ def find_wrong_size(step: Folder, entries: tuple[FileEntry, ...]) -> str | None:
         except Corrupt as error:
             return str(error)
         if found != entry.size:
-            missing = f" is missing ({entry.size} bytes)"
-            what = missing if found is None else f": {found} bytes, declared {entry.size}"
-            return f"{step.path}/{entry.name}{what}"
+            missing = f"missing ({entry.size} bytes)"
+            what = missing if found is None else f"{found} bytes, declared {entry.size}"
+            return f"{step.path}/{entry.name}: {what}"
     return None
 
 
@@ -326,7 +326,7 @@ def read_manifest(step: Folder, attempt: Attempt, run_id: str) -> CommittedStep 
         return None
     text = step.read(MANIFEST)
     if text is None:
-        raise Corrupt(f"{step.path}/{MANIFEST} is missing")
+        raise Corrupt(f"{step.path}/{MANIFEST}: missing")
     if sha256_hex(text) != commit.manifest_sha256:
         raise Corrupt(f"{step.path}/{MANIFEST}: does not match {COMMIT}")
     manifest = decode(Manifest, text, f"{step.path}/{MANIFEST}")

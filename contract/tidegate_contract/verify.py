@@ -148,7 +148,7 @@ def _find_damage(step: Folder, entry: FileEntry, on_bytes: Callable[[int], None]
     try:
         found = hash_file(step, entry, on_bytes)
     except FileNotFoundError:
-        yield f"{path} is missing ({entry.size} bytes)"
+        yield f"{path}: missing ({entry.size} bytes)"
     except OSError as error:
         yield f"{path}: cannot be read ({error.strerror})"
     except Corrupt as error:

@@ -329,7 +329,7 @@ def test_ls_missing_file_is_one_line(a_run: Any, a_step: Any, call: Any) -> None
     (step / "weights-0.distcp").unlink()
     why = steps_of(call("ls", run, "--json").out)[1]["why"]
     assert [line for line in why if "weights" in line] == [
-        f"{step}/weights-0.distcp is missing (10000 bytes)"
+        f"{step}/weights-0.distcp: missing (10000 bytes)"
     ]
 
 
@@ -338,7 +338,7 @@ def test_ls_missing_manifest_is_said_to_be_missing(a_run: Any, a_step: Any, call
     step = a_step(run, 1)
     (step / "manifest.json").unlink()
     (why,) = steps_of(call("ls", run, "--json").out)[1]["why"]
-    assert why == f"{step}/manifest.json is missing"
+    assert why == f"{step}/manifest.json: missing"
 
 
 @pytest.mark.parametrize("mode", [0, 0o444], ids=["closed", "names only"])

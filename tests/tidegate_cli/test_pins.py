@@ -82,7 +82,7 @@ def test_pin_damaged_step_names_its_file(run: Path, call: Any) -> None:
     (next(run.glob("step-*1.*")) / "weights-0.distcp").unlink()
     answer = call("pin", 1, "--run-folder", run)
     assert answer.code == 1
-    assert "weights-0.distcp is missing (10000 bytes)" in answer.err
+    assert "weights-0.distcp: missing (10000 bytes)" in answer.err
 
 
 def test_pin_brings_a_dropped_step_back(run: Path, call: Any, an_attempt: Any) -> None:

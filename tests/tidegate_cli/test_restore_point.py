@@ -165,7 +165,7 @@ def test_restore_point_damaged_newer_step_names_its_file(
     (a_step(remote, 20) / "weights-0.distcp").unlink()
     document = ask(call, [remote])
     assert document["chosen"]["step"] == 10
-    assert "weights-0.distcp is missing (10000 bytes)" in document["refused"][0]["why"]
+    assert "weights-0.distcp: missing (10000 bytes)" in document["refused"][0]["why"]
 
 
 def test_restore_point_with_nothing_saved_says_so(a_run: Any, call: Any) -> None:

@@ -278,10 +278,10 @@ def test_verify_renamed_step_says_what_its_documents_want(
 def test_verify_missing_file_is_one_line(run: Path, call: Any) -> None:
     (step_of(run, 2) / WEIGHTS).unlink()
     answer = call("verify", run, "--all")
-    assert answer.err == f"{step_of(run, 2)}/{WEIGHTS} is missing (10000 bytes)\n"
+    assert answer.err == f"{step_of(run, 2)}/{WEIGHTS}: missing (10000 bytes)\n"
 
 
 def test_verify_missing_manifest_is_said_to_be_missing(run: Path, call: Any) -> None:
     (step_of(run, 2) / "manifest.json").unlink()
     answer = call("verify", run)
-    assert answer.err == f"{step_of(run, 2)}/manifest.json is missing\n"
+    assert answer.err == f"{step_of(run, 2)}/manifest.json: missing\n"

@@ -96,7 +96,7 @@ def test_damage_of_several_files_is_named_whole_or_first(committed: Folder) -> N
         step.remove(METADATA)
         all_of_it = problems_of(step)
         assert [problem.split("/")[-1] for problem in all_of_it] == [
-            f"{METADATA} is missing (20 bytes)",
+            f"{METADATA}: missing (20 bytes)",
             "weights-0.distcp: block 0 of 3 is damaged",
             "weights-0.distcp: block 2 of 3 is damaged",
             "weights-1.distcp: block 1 of 3 is damaged",
