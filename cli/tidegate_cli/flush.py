@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tidegate_cli.look import open_run
-from tidegate_cli.places import check_apart, check_is_local, check_remote
+from tidegate_cli.places import check_apart, check_is_local, check_remote, split_existing
 from tidegate_cli.terminal import err, naming, plain, say, say_json
 from tidegate_contract.errors import Reject
 from tidegate_sidecar.settings import Settings, parse_policy, split_remote
@@ -67,9 +67,7 @@ def _flush_once(settings: Settings) -> "Pass":
 def _settings(local: Path, remote: Path) -> Settings:
     root, path = split_remote(Path(os.path.abspath(remote)))
     if path == ".":  # in a pod the tier's root is trusted; elsewhere what exists already
-        while not root.exists():
-            root = root.parent
-        path = os.path.relpath(os.path.abspath(remote), root)
+        root, path = split_existing(root)
     return Settings(
         local=Path(os.path.abspath(local)),
         remote_root=root,

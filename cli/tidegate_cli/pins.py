@@ -13,13 +13,12 @@ import typer
 from tidegate_cli.attempts import choose_attempt, explain_lack, find_commits
 from tidegate_cli.look import RunView, look_at_run, open_run
 from tidegate_cli.terminal import say, say_json
-from tidegate_contract.errors import Corrupt, Reject
+from tidegate_contract.errors import Reject
 from tidegate_contract.folder import Folder
 from tidegate_contract.identity import Pin
 from tidegate_contract.layout import TRASH, Attempt, step_folder
 from tidegate_contract.publish import remove_pin, write_pin
-from tidegate_contract.scan import confirm_commit
-from tidegate_sidecar.removal import restore_step
+from tidegate_sidecar.removal import is_durable, restore_step
 
 _LOOKS = 3
 _MAX_REASON = 1000
@@ -68,27 +67,19 @@ def unpin(step: Step, run_folder: RunFolder, as_json: AsJson = False) -> None:
     tell(view, attempt, "unpinned", is_back=False, as_json=as_json)
 
 
-def is_durable(run: Folder, attempt: Attempt, run_id: str) -> bool:
-    """Whether the attempt's commit holds outside `.trash`, made durable by the asking."""
-    try:
-        with run.child(step_folder(attempt)) as step:
-            return confirm_commit(step, attempt, run_id) is not None
-    except (FileNotFoundError, Corrupt, Reject):
-        return False
-
-
 def _count_looks(run: Folder, attempt: Attempt, run_id: str) -> int | None:
     """How often the step had to be moved back from `.trash`; None if it is not there either."""
     for looks in range(_LOOKS):
         if is_durable(run, attempt, run_id):
             return looks
-        if not _is_in_trash(run, attempt):
+        if not lies_in_trash(run, attempt):
             return None
         restore_step(run, attempt)
     return None
 
 
-def _is_in_trash(run: Folder, attempt: Attempt) -> bool:
+def lies_in_trash(run: Folder, attempt: Attempt) -> bool:
+    """Whether `.trash` holds a folder of the attempt now, whatever is left in it."""
     try:
         with run.child(TRASH) as trash, trash.child(step_folder(attempt)):
             return True

@@ -20,6 +20,14 @@ from tidegate_contract.layout import (
 )
 
 
+def split_existing(path: Path) -> tuple[Path, str]:
+    """The nearest folder of an absolute path that exists, and the rest of the path."""
+    root = path
+    while not root.exists():
+        root = root.parent
+    return root, str(path.relative_to(root))
+
+
 def lies_inside(path: Path, other: Path) -> bool:
     """Whether `path`, or what is there of it, is `other` or lies below it, links resolved."""
     real = Path(os.path.realpath(path))

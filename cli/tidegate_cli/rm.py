@@ -11,14 +11,14 @@ import typer
 
 from tidegate_cli.attempts import choose_attempt, explain_lack, find_commits
 from tidegate_cli.look import RunView, is_in_trash, look_at_run, open_run
-from tidegate_cli.pins import AsJson, RunFolder, Step, is_durable
-from tidegate_cli.rows import find_base, find_newest
+from tidegate_cli.pins import AsJson, RunFolder, Step, lies_in_trash
+from tidegate_cli.rows import find_base_of, find_newest
 from tidegate_cli.terminal import can_ask, plain, say, say_json, show_size, warn
 from tidegate_contract.errors import Reject
 from tidegate_contract.folder import Folder
 from tidegate_contract.layout import TRASH, Attempt, step_folder
 from tidegate_contract.scan import StepRecord, scan_pins
-from tidegate_sidecar.removal import empty_step, restore_step, trash_step
+from tidegate_sidecar.removal import empty_step, is_durable, restore_step, trash_step
 
 
 def rm(
@@ -77,7 +77,7 @@ def check_removal(view: RunView, attempt: Attempt, *, empties: bool) -> Attempt:
             f"step {attempt.step} was named by the last explicit restore "
             f"(lineage {named[-1].number}): it stays"
         )
-    base = find_base(view)
+    base = find_base_of(view)
     if base is not None and base.restored == attempt:
         raise Reject(
             f"step {attempt.step} is what lineage {base.number} goes on from: "
@@ -121,7 +121,7 @@ def _remove(path: Path, attempt: Attempt, *, empties: bool) -> bool:
         if not empties:
             return False
         empty_step(run, attempt)
-        return _is_left(run, attempt)
+        return lies_in_trash(run, attempt)
 
 
 def _check_pins_again(run: Folder, attempt: Attempt) -> None:
@@ -129,14 +129,6 @@ def _check_pins_again(run: Folder, attempt: Attempt) -> None:
     if attempt in scan_pins(run):
         restore_step(run, attempt)
         raise Reject(f"step {attempt.step} was pinned meanwhile: it stays")
-
-
-def _is_left(run: Folder, attempt: Attempt) -> bool:
-    try:
-        with run.child(TRASH) as trash, trash.child(step_folder(attempt)):
-            return True
-    except FileNotFoundError:
-        return False
 
 
 def _print(view: RunView, attempt: Attempt, path: Path, *, empties: bool, is_left: bool) -> None:

@@ -12,6 +12,7 @@ from tidegate_cli.look import RunView, is_in_trash, lineage_of
 from tidegate_cli.terminal import show_ranks
 from tidegate_contract.identity import LineageClaim, Pin
 from tidegate_contract.layout import Attempt
+from tidegate_contract.restore_point import find_base
 from tidegate_contract.scan import StepRecord
 from tidegate_contract.seal import Manifest, Seal
 
@@ -107,12 +108,10 @@ def find_newest(main: RunView) -> StepRecord | None:
     return max(commits, key=main.key, default=None)
 
 
-def find_base(main: RunView) -> LineageClaim | None:
-    """The claim of what training goes on from, until its lineage has a commit of its own."""
-    last = max(main.claims, key=lambda claim: claim.number, default=None)
+def find_base_of(main: RunView) -> LineageClaim | None:
+    """As `restore_point.find_base`, of a run's folder."""
     newest = find_newest(main)
-    is_over = last is not None and newest is not None and main.key(newest)[0] >= last.number
-    return None if last is None or is_over else last
+    return find_base(main.claims, main.key(newest)[0] if newest else None)
 
 
 def _row(main: RunView, held: list[Held], newest: StepRecord | None) -> Row:
@@ -207,7 +206,7 @@ def _pin_sentence(pin: Pin | None) -> str:
 
 def _claim_sentences(attempt: Attempt, main: RunView) -> list[str]:
     named = [c.number for c in main.claims if c.explicit and c.restored == attempt]
-    base = find_base(main)
+    base = find_base_of(main)
     is_base = base is not None and base.restored == attempt
     return [
         *(f"named by an explicit restore: counts as of lineage {n}" for n in named[-1:]),

@@ -13,7 +13,7 @@ import typer
 
 from tidegate_cli.foreign import Sealing, draw_attempt, list_files, seal_folder
 from tidegate_cli.look import RunView, is_known_name, lineage_of, look_at_run, open_run
-from tidegate_cli.places import check_run_path, lies_inside
+from tidegate_cli.places import check_run_path, lies_inside, split_existing
 from tidegate_cli.rows import find_lineage
 from tidegate_cli.terminal import bytes_progress, naming, say, say_json, show_size, warn
 from tidegate_contract.errors import Reject
@@ -112,12 +112,9 @@ def _check_name(run: str) -> None:
 
 def _ensure_run_folder(path: Path) -> Folder:
     """The open folder; what is missing of the path is made, durably."""
-    path = Path(os.path.abspath(path))
-    root = path
-    while not root.exists():
-        root = root.parent
+    root, rest = split_existing(Path(os.path.abspath(path)))
     folder = Folder.open(root)
-    for part in path.relative_to(root).parts:
+    for part in Path(rest).parts:
         with folder as parent, naming(parent.path):
             folder = parent.ensure_child(part)
     return folder

@@ -20,7 +20,6 @@ from tidegate_cli.terminal import (
     show_size,
     warn,
 )
-from tidegate_contract.document import decode
 from tidegate_contract.errors import Reject, TidegateError
 from tidegate_contract.folder import Folder
 from tidegate_contract.identity import LineageClaim, Pin, Trained
@@ -38,7 +37,7 @@ from tidegate_contract.layout import (
     step_folder,
     trained_file,
 )
-from tidegate_contract.scan import scan_step
+from tidegate_contract.scan import read_document, scan_step
 from tidegate_contract.verify import size_to_verify, verify_step
 
 
@@ -200,8 +199,7 @@ def _check_document(
 ) -> Iterator[str]:
     try:
         with naming(folder.path):
-            data = folder.read(name)
-        document = None if data is None else decode(kind, data, f"{folder.path}/{name}")
+            document = read_document(folder, kind, name)
     except (OSError, TidegateError) as error:
         yield sentence_of(error)
         return

@@ -9,7 +9,7 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Self
 
@@ -83,6 +83,19 @@ class Folder:
         folder = self.child(name)
         os.fchmod(folder.fd, FOLDER_MODE)  # mkdir's mode passed through the umask
         self.sync()
+        return folder
+
+    def below(self, parts: Iterable[str], *, makes: bool = False) -> "Folder":
+        """Opens the folder at a path below this one, each part not through a link.
+
+        Args:
+            parts: names, outermost first; none gives this folder once more.
+            makes: make what is missing, as `ensure_child` does.
+        """
+        folder = Folder(os.dup(self._fd), self.path)
+        for part in parts:
+            with folder as parent:
+                folder = parent.ensure_child(part) if makes else parent.child(part)
         return folder
 
     def names(self) -> list[str]:

@@ -163,6 +163,20 @@ def order_key(
     return (lineage, attempt.step, attempt.nonce)
 
 
+def find_base(claims: Sequence[LineageClaim], newest_lineage: int | None) -> LineageClaim | None:
+    """The claim of what training goes on from, until its lineage has a commit of its own.
+
+    What it restored may be older than the newest commit, where that one could not be restored.
+
+    Args:
+        claims: all lineage claims.
+        newest_lineage: of the newest commit, as `order_key` gives it; None before any.
+    """
+    claim = max(claims, key=lambda claim: claim.number, default=None)
+    is_over = claim is not None and newest_lineage is not None and newest_lineage >= claim.number
+    return None if is_over else claim
+
+
 def next_lineage(copies: Sequence[Copy], claims: Sequence[LineageClaim]) -> int:
     """1 + the highest number that was claimed or sealed."""
     return 1 + max([0, *(c.lineage for c in copies), *(c.number for c in claims)])

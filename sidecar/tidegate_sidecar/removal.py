@@ -27,10 +27,22 @@ from tidegate_contract.layout import (
     quarantined_file,
     step_folder,
 )
-from tidegate_contract.scan import read_document
+from tidegate_contract.scan import confirm_commit, read_document
 from tidegate_contract.seal import Manifest, Seal
 
 _OCCUPIED = frozenset({errno.ENOTEMPTY, errno.EEXIST})
+
+
+def is_durable(run: Folder, attempt: Attempt, run_id: str) -> bool:
+    """Whether the attempt's commit holds outside `.trash`, made durable by the asking.
+
+    Whoever removes anything because of a commit asks first.
+    """
+    try:
+        with run.child(step_folder(attempt)) as step:
+            return confirm_commit(step, attempt, run_id) is not None
+    except (FileNotFoundError, Corrupt, Reject):
+        return False
 
 
 def trash_step(run: Folder, attempt: Attempt) -> bool:

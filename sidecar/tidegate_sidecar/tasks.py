@@ -18,11 +18,11 @@ from tidegate_contract.folder import Folder
 from tidegate_contract.identity import RunIdentity
 from tidegate_contract.layout import RUN_DOCUMENT, Attempt, step_folder
 from tidegate_contract.publish import commit_step, create_document, set_aside
-from tidegate_contract.scan import confirm_commit, read_identity, scan_pins, scan_step
+from tidegate_contract.scan import read_identity, scan_pins, scan_step
 from tidegate_contract.seal import Seal
 from tidegate_sidecar.faults import Fault, RemoteDamaged, SourceError
 from tidegate_sidecar.observe import ENTRY_ERRORS, StepScanner, observe_remote
-from tidegate_sidecar.removal import empty_step, restore_step, trash_step
+from tidegate_sidecar.removal import empty_step, is_durable, restore_step, trash_step
 from tidegate_sidecar.retention import RemotePlan
 from tidegate_sidecar.transfer import Meter, announce_ranks, copy_ranks
 from tidegate_sidecar.view import RemoteView, StepView
@@ -150,11 +150,7 @@ class RemoteTier:
 
     def confirm(self, attempt: Attempt) -> bool:
         """Makes a COMMIT durable and reads it; False if it does not hold."""
-        try:
-            with self._remote.child(step_folder(attempt)) as step:
-                return confirm_commit(step, attempt, self._run_id) is not None
-        except (FileNotFoundError, Corrupt, Reject):
-            return False
+        return is_durable(self._remote, attempt, self._run_id)
 
     def announce(self, attempt: Attempt, ranks: frozenset[int]) -> None:
         """Announces this node's ranks of an attempt."""
@@ -255,10 +251,8 @@ def open_remote(places: Places) -> Folder:
         RemoteDamaged: its `run.json` is damaged.
     """
     try:
-        folder = Folder.open(places.remote_root)
-        for part in PurePosixPath(places.remote).parts:
-            with folder as parent:
-                folder = parent.ensure_child(part) if places.may_create else parent.child(part)
+        with Folder.open(places.remote_root) as root:
+            folder = root.below(PurePosixPath(places.remote).parts, makes=places.may_create)
     except FileNotFoundError as error:
         raise _unknown_run(places) from error
     found = _read_identity(folder)

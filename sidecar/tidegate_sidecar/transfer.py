@@ -157,8 +157,8 @@ def _remove_leftovers(target: Folder, finals: set[str]) -> None:
 
 def _copy_in_thread(source: Folder, target: Folder, entry: FileEntry, meter: Meter) -> None:
     with (
-        Folder(os.dup(source.fd), source.path) as near,
-        Folder(os.dup(target.fd), target.path) as far,
+        source.below(()) as near,
+        target.below(()) as far,
     ):
         copy_file(near, far, entry, meter)
 

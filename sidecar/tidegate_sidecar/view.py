@@ -10,7 +10,7 @@ from datetime import datetime
 
 from tidegate_contract.identity import LineageClaim
 from tidegate_contract.layout import TRASH, Attempt
-from tidegate_contract.restore_point import order_key
+from tidegate_contract.restore_point import find_base, order_key
 from tidegate_contract.scan import StepRecord
 from tidegate_contract.seal import SaveReason
 
@@ -112,15 +112,10 @@ class RemoteView:
 
     @property
     def base(self) -> Attempt | None:
-        """What the newest lineage goes on from, until that lineage has a commit of its own.
-
-        It may be older than the newest commit, where that one could not be restored.
-        """
-        claim = max(self.claims, key=lambda claim: claim.number, default=None)
+        """What the newest lineage goes on from, until that lineage has a commit of its own."""
         newest = self.newest_key
-        if claim is None or (newest is not None and newest[0] >= claim.number):
-            return None
-        return claim.restored
+        claim = find_base(self.claims, newest[0] if newest else None)
+        return claim.restored if claim else None
 
 
 def view_of(record: StepRecord) -> StepView:

@@ -1,6 +1,5 @@
 """Real kills: processes that save, flush, commit, tidy and restore end by SIGKILL."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -8,26 +7,19 @@ from typing import Any
 
 import pytest
 
-from tidegate_crash.kills_campaign import Tally, run_program
+from tidegate_crash.kills_campaign import run_program
 
 PROGRAM = "tidegate_crash.kills_run"
 pytestmark = pytest.mark.long
 
 
-def show(tally: Tally, capsys: pytest.CaptureFixture[str]) -> None:
-    with capsys.disabled():
-        sys.stdout.write(f"\n{tally.in_words()}\n")
-
-
 @pytest.mark.timeout(600)
 def test_processes_killed_at_any_call_lose_nothing_and_a_second_run_finishes(
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
     record_property: Callable[[str, object], None],
 ) -> None:
     tally = run_program(PROGRAM, tmp_path, "--kills", "190", "--moments", "10")
     record_property("counts", tally.in_words())
-    show(tally, capsys)
     assert not tally.sentences
     assert (tally.kills, tally.torn, tally.lost, tally.stuck) == (200, 0, 0, 0)
 
@@ -42,11 +34,11 @@ def test_processes_that_write_under_final_names_are_found_torn_when_killed(tmp_p
 @pytest.mark.timeout(3600)
 def test_real_kills(
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    record_property: Callable[[str, object], None],
     write_result: Callable[[dict[str, Any]], None],
 ) -> None:
     tally = run_program(PROGRAM, tmp_path, "--kills", "1900", "--moments", "100", "--seed", "2")
-    show(tally, capsys)
+    record_property("counts", tally.in_words())
     write_result(asdict(tally))
     assert not tally.sentences
     assert tally.kills == 2000

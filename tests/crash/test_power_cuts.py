@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tidegate_crash.kills import THE_END
-from tidegate_crash.kills_campaign import Tally, run_program
+from tidegate_crash.kills_campaign import run_program
 from tidegate_crash.power import image_name, missing_prerequisite
 from tidegate_ground.disks import observe_loop_files
 from tidegate_ground.waiting import wait_until
@@ -32,20 +32,13 @@ def can_cut_power() -> None:
         pytest.skip(lacking)
 
 
-def show(tally: Tally, capsys: pytest.CaptureFixture[str]) -> None:
-    with capsys.disabled():
-        sys.stdout.write(f"\n{tally.in_words()}\n")
-
-
 @pytest.mark.timeout(300)
 def test_power_cut_at_any_call_loses_nothing_and_a_second_run_finishes(
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
     record_property: Callable[[str, object], None],
 ) -> None:
     tally = run_program(PROGRAM, tmp_path, "--cuts", "50")
     record_property("counts", tally.in_words())
-    show(tally, capsys)
     assert not tally.sentences
     assert (tally.cuts, tally.torn, tally.lost, tally.stuck) == (50, 0, 0, 0)
 
@@ -84,11 +77,11 @@ def test_power_cut_program_that_is_killed_leaves_no_mount_and_no_device(tmp_path
 @pytest.mark.timeout(3600)
 def test_power_cuts(
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    record_property: Callable[[str, object], None],
     write_result: Callable[[dict[str, Any]], None],
 ) -> None:
     tally = run_program(PROGRAM, tmp_path, "--cuts", "500")
-    show(tally, capsys)
+    record_property("counts", tally.in_words())
     write_result(asdict(tally))
     assert not tally.sentences
     assert tally.cuts == 500

@@ -29,8 +29,6 @@ def explored(efforts: list[Effort], capsys: pytest.CaptureFixture[str]) -> list[
         for counts in explore_all(efforts, WORKERS):
             sys.stdout.write(f"{in_words(counts)}\n")
             found.append(counts)
-        told = ", ".join(f"{number:,} {name}" for name, number in totals(found).items())
-        sys.stdout.write(f"{told}\n")
     return found
 
 

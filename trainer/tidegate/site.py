@@ -72,12 +72,8 @@ def open_place(place: Place) -> Folder:
     Raises:
         OSError: the root does not exist or cannot be used.
     """
-    folder = Folder.open(place.root)
-    for part in place.parts:
-        with folder:
-            child = folder.ensure_child(part)
-        folder = child
-    return folder
+    with Folder.open(place.root) as root:
+        return root.below(place.parts, makes=True)
 
 
 def open_known(place: Place) -> tuple[Folder, RunIdentity]:
@@ -88,22 +84,23 @@ def open_known(place: Place) -> tuple[Folder, RunIdentity]:
         OSError: the root cannot be used.
         Corrupt: the identity is damaged.
     """
-    folder = Folder.open(place.root)
+    with Folder.open(place.root) as root:
+        try:
+            folder = root.below(place.parts)
+        except FileNotFoundError as error:
+            raise _unknown_run(place) from error
     try:
-        for part in place.parts:
-            with folder:
-                child = folder.child(part)
-            folder = child
         found = read_identity(folder)
-    except FileNotFoundError:
-        found = None
+        if found is None:
+            raise _unknown_run(place)
     except BaseException:
         folder.close()
         raise
-    if found is None:
-        folder.close()
-        raise Retry(f"{place.path}/{RUN_DOCUMENT} is missing: is the remote tier mounted?")
     return folder, found
+
+
+def _unknown_run(place: Place) -> Retry:
+    return Retry(f"{place.path}/{RUN_DOCUMENT} is missing: is the remote tier mounted?")
 
 
 def open_site(settings: Settings, ranks: Ranks) -> Site:

@@ -169,12 +169,6 @@ class SimulatedOs(_StandIn):
         data: bytes = self._call("pread", effects.pread, fd, size, offset)
         return data
 
-    def preadv(self, fd: int, buffers: Sequence[Any], offset: int) -> int:
-        (buffer,) = buffers
-        data = self.pread(fd, len(buffer), offset)
-        buffer[: len(data)] = data
-        return len(data)
-
     def write(self, fd: int, data: Any) -> int:
         count: int = self._call("write", effects.write, fd, bytes(data))
         return count

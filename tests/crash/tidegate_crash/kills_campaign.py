@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tidegate_crash.kills import SYNCS, THE_END, leave_out, write_in_place
+from tidegate_crash.kills import SYNCS, THE_END, Ended, leave_out, write_in_place
 from tidegate_crash.kills_child import Child
 from tidegate_crash.kills_judge import Template, make_template
 
@@ -25,6 +25,7 @@ PLANTS: Mapping[str, Callable[[], None]] = {
 }
 """Faults that a campaign must find; planted into the actors' processes alone."""
 _MAX_SENTENCES = 20
+_TRIES = 8
 
 
 @dataclass(slots=True, kw_only=True)
@@ -148,6 +149,28 @@ def spread_points(templates: Sequence[Template], count: int, only: str = "") -> 
     ]
     rounds, rest = divmod(count, len(every))
     return every * rounds + [every[index * len(every) // rest] for index in range(rest)]
+
+
+def until_struck(point: Point, run: Callable[[int], list[Ended]]) -> list[Ended]:
+    """Runs the scenario until its victim was met at that call.
+
+    With another actor beside it the victim may need fewer calls than alone; then an earlier one is
+    taken.
+
+    Args:
+        point: at which call of whom.
+        run: runs all actors, the victim to be met at the call of this number.
+
+    Raises:
+        AssertionError: it ended before each of the calls that were tried.
+    """
+    at = point.at
+    for _ in range(_TRIES):
+        ended = run(at)
+        if ended[point.actor].struck:
+            return ended
+        at = max(1, len(ended[point.actor].calls) - 1)
+    raise AssertionError(f"{point.template.name}: never met at call {point.at}")
 
 
 def share_of(lane: int, points: Sequence[Point]) -> list[Point]:

@@ -22,42 +22,30 @@ from tidegate_crash.kills_campaign import (
     share_of,
     spread_points,
     tally_of,
+    until_struck,
     write_tally,
 )
 from tidegate_crash.kills_judge import Judge, Template, lay_out, place_in, those_with
 from tidegate_crash.kills_large import LARGE_COPY
 from tidegate_crash.scenario import Fault
 
-_TRIES = 8
-
 
 def kill_at(point: Point, root: Path, plant: Callable[[], None]) -> list[Ended]:
-    """Runs the scenario in a folder until one of its actors was killed at that call.
+    """Runs the scenario in a folder until one of its actors was killed at that call."""
+    place, template = place_in(root), point.template
 
-    With another actor beside it the victim may need fewer calls than alone; then an earlier one is
-    taken.
-
-    Raises:
-        AssertionError: it ended before each of these calls.
-    """
-    at, place = point.at, place_in(root)
-    for _ in range(_TRIES):
-        lay_out(point.template, root)
+    def run(at: int) -> list[Ended]:
+        lay_out(template, root)
+        trigger = Trigger(at=at)
         processes = [
             Process(
-                actor,
-                place,
-                point.template.history,
-                Trigger(at=at) if index == point.actor else None,
-                plant,
+                actor, place, template.history, trigger if index == point.actor else None, plant
             )
-            for index, actor in enumerate(point.template.scenario.actors)
+            for index, actor in enumerate(template.scenario.actors)
         ]
-        ended = [process.wait() for process in processes]
-        if ended[point.actor].is_killed:
-            return ended
-        at = max(1, len(ended[point.actor].calls) - 1)
-    raise AssertionError(f"{point.template.name}: never killed at call {point.at}")
+        return [process.wait() for process in processes]
+
+    return until_struck(point, run)
 
 
 def run_kills(points: Sequence[Point], root: Path, plant: Callable[[], None]) -> list[Tally]:

@@ -20,7 +20,7 @@ from tidegate_contract.restore_point import Copy
 from tidegate_contract.seal import FileEntry, Manifest, Seal, build_manifest
 from tidegate_crash import flusher, restoring
 from tidegate_crash.stage import NOW
-from tidegate_sidecar import tasks, transfer, view
+from tidegate_sidecar import removal, tasks, transfer, view
 from tidegate_sidecar.retention import RemotePlan, decide_remote_retention
 from tidegate_sidecar.tasks import Places
 from tidegate_sidecar.view import CommitView, RemoteView, StepView
@@ -134,7 +134,7 @@ def manifest_by_writer() -> AbstractContextManager[None]:
 def act_without_fsync() -> AbstractContextManager[None]:
     """Whoever acts on a COMMIT has only seen it."""
     return _patched(
-        (publish, "confirm_commit", scan.read_commit), (tasks, "confirm_commit", scan.read_commit)
+        (publish, "confirm_commit", scan.read_commit), (removal, "confirm_commit", scan.read_commit)
     )
 
 

@@ -24,13 +24,12 @@ from tidegate_crash.kills_campaign import (
     share_of,
     spread_points,
     tally_of,
+    until_struck,
     write_tally,
 )
 from tidegate_crash.kills_judge import Judge, lay_out, mounts_in, place_in, those_with
 from tidegate_crash.power import Disk, Ordering, keep_mounts_private, settle
 from tidegate_crash.scenario import Fault
-
-_TRIES = 8
 
 
 class Reach(StrEnum):
@@ -91,11 +90,7 @@ def plan_cuts(points: Iterable[Point]) -> list[Cut]:
 
 
 def cut_at(cut: Cut, disks: Sequence[Disk], root: Path, plant: Callable[[], None]) -> list[Ended]:
-    """Runs the scenario until power goes at that call, and turns power on again.
-
-    Raises:
-        AssertionError: the victim ended before any of the calls that were tried.
-    """
+    """Runs the scenario until power goes at that call, and turns power on again."""
     point, place = cut.point, place_in(root)
     known, hit = point.template.history, [disks[index] for index in cut.machines]
 
@@ -103,8 +98,7 @@ def cut_at(cut: Cut, disks: Sequence[Disk], root: Path, plant: Callable[[], None
         for disk in hit:
             disk.cut(is_journal_written=cut.is_journal_written)
 
-    at = point.at
-    for _ in range(_TRIES):
+    def run(at: int) -> list[Ended]:
         lay_out(point.template, root)
         for disk in disks:
             settle(disk.folder)
@@ -113,14 +107,13 @@ def cut_at(cut: Cut, disks: Sequence[Disk], root: Path, plant: Callable[[], None
             Process(actor, place, known, trigger if index == point.actor else None, plant)
             for index, actor in enumerate(point.template.scenario.actors)
         ]
-        ended = _end(cut, processes)
-        if ended[point.actor].struck:
-            for disk in hit:
-                disk.unmount()
-                disk.mount()
-            return ended
-        at = max(1, len(ended[point.actor].calls) - 1)
-    raise AssertionError(f"{point.template.name}: never cut at call {point.at}")
+        return _end(cut, processes)
+
+    ended = until_struck(point, run)
+    for disk in hit:
+        disk.unmount()
+        disk.mount()
+    return ended
 
 
 def _end(cut: Cut, processes: Sequence[Process]) -> list[Ended]:

@@ -250,10 +250,6 @@ class _Restore:
         self._history.note(Fact.RESTORED, candidate.attempt)
 
 
-def _place_of(candidate: Candidate) -> tuple[Attempt, tuple[str, ...]]:
-    return candidate.attempt, candidate.folders
-
-
 def _read(step: Folder, entries: dict[str, FileEntry], rank: int) -> Iterator[tuple[str, bytes]]:
     """The files that a rank needs, verified before they are read."""
     needed = (METADATA, data_file(Part.WEIGHTS, rank))

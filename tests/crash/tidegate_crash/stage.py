@@ -200,13 +200,6 @@ def seal(place: Place, history: History, save: Save, rank: int) -> None:
     history.note(Fact.SEALED, save.attempt, rank)
 
 
-def seal_all(place: Place, history: History, *saves: Save) -> None:
-    """Both ranks' seals of some attempts."""
-    for save in saves:
-        for rank in RANKS:
-            seal(place, history, save, rank)
-
-
 def deliver(place: Place, save: Save, ranks: tuple[int, ...] = RANKS) -> None:
     """What flushers leave on the remote tier before the commit: files and receipts."""
     with (
