@@ -36,14 +36,13 @@ from tidegate_contract.layout import (
     step_folder,
 )
 from tidegate_contract.restore_point import order_key
-from tidegate_contract.scan import (
-    StepRecord,
+from tidegate_contract.run_documents import (
     read_document,
     read_identity,
     scan_claims,
     scan_pins,
-    scan_step,
 )
+from tidegate_contract.scan import StepRecord, scan_step
 from tidegate_contract.seal import Commit, Manifest, Seal
 
 T = TypeVar("T")

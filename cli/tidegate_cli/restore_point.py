@@ -25,7 +25,8 @@ from tidegate_contract.restore_point import (
     decide_restore_point,
     order_key,
 )
-from tidegate_contract.scan import StepRecord, committable_manifest, scan_trained
+from tidegate_contract.run_documents import scan_trained
+from tidegate_contract.scan import StepRecord, committable_manifest
 from tidegate_contract.wire import Policy
 
 _NAMED_STEPS = 20

@@ -17,7 +17,8 @@ from tidegate_cli.terminal import can_ask, plain, say, say_json, show_size, warn
 from tidegate_contract.errors import Reject
 from tidegate_contract.folder import Folder
 from tidegate_contract.layout import TRASH, Attempt, step_folder
-from tidegate_contract.scan import StepRecord, scan_pins
+from tidegate_contract.run_documents import scan_pins
+from tidegate_contract.scan import StepRecord
 from tidegate_sidecar.removal import empty_step, is_durable, restore_step, trash_step
 
 

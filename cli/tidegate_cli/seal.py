@@ -22,7 +22,7 @@ from tidegate_contract.identity import RunIdentity
 from tidegate_contract.layout import RUN_DOCUMENT, Attempt, check_run_name
 from tidegate_contract.publish import ensure_identity
 from tidegate_contract.restore_point import order_key
-from tidegate_contract.scan import read_identity
+from tidegate_contract.run_documents import read_identity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

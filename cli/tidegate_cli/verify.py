@@ -37,7 +37,8 @@ from tidegate_contract.layout import (
     step_folder,
     trained_file,
 )
-from tidegate_contract.scan import read_document, scan_step
+from tidegate_contract.run_documents import read_document
+from tidegate_contract.scan import scan_step
 from tidegate_contract.verify import size_to_verify, verify_step
 
 

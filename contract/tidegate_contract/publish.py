@@ -31,12 +31,12 @@ from tidegate_contract.layout import (
     seal_file,
     trained_file,
 )
+from tidegate_contract.run_documents import read_identity
 from tidegate_contract.scan import (
     CommittedStep,
     committable_manifest,
     confirm_commit,
     read_commit,
-    read_identity,
     verify_file,
 )
 from tidegate_contract.seal import Commit, FileEntry, Manifest, Seal, has_own_metadata

@@ -8,30 +8,22 @@ any process that may read the folder.
 import os
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from typing import TypeVar
 
 from tidegate_contract.digest import ContentDigest, ContentHasher, sha256_hex
-from tidegate_contract.document import decode, max_bytes
+from tidegate_contract.document import decode
 from tidegate_contract.errors import Corrupt, Reject
 from tidegate_contract.folder import Folder
-from tidegate_contract.identity import LineageClaim, Pin, RunIdentity, Trained
 from tidegate_contract.layout import (
     COMMIT,
-    LINEAGES,
     MANIFEST,
     METADATA,
-    PINS,
-    RUN_DOCUMENT,
     TRASH,
     Attempt,
     parse_announced_file,
-    parse_lineage_file,
-    parse_pin_file,
     parse_seal_file,
     parse_step_folder,
-    parse_trained_file,
 )
+from tidegate_contract.run_documents import read_document
 from tidegate_contract.seal import (
     Commit,
     FileEntry,
@@ -43,9 +35,6 @@ from tidegate_contract.seal import (
 )
 
 _READ_BYTES = 4 << 20
-_UNKNOWN_TIME = datetime.fromtimestamp(0, UTC)
-
-D = TypeVar("D")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,102 +69,6 @@ class StepRecord:
     def is_sealed_by_all(self) -> bool:
         """Every rank's seal, or its announcement, is here."""
         return covers_all_ranks(self.announced | self.seals)
-
-
-def read_identity(run: Folder) -> RunIdentity | None:
-    """The run's `run.json`; None where there is none. Raises as `read_document`."""
-    return read_document(run, RunIdentity, RUN_DOCUMENT)
-
-
-def read_document(folder: Folder, cls: type[D], name: str) -> D | None:
-    """One document of an open folder; None where there is no such file.
-
-    Raises:
-        Corrupt: it is damaged, or no regular file.
-        Reject: a newer release wrote it.
-        OSError: it cannot be read.
-    """
-    data = folder.read(name, max_bytes(cls))
-    return None if data is None else decode(cls, data, f"{folder.path}/{name}")
-
-
-def scan_claims(run: Folder, run_id: str) -> list[LineageClaim]:
-    """All lineage claims of the run, by number; those of another run are left out.
-
-    A damaged claim still takes its number: it comes back as one that restored nothing.
-
-    Raises:
-        OSError: the folder cannot be read.
-        Reject: a newer release wrote a claim.
-    """
-    try:
-        folder = run.child(LINEAGES)
-    except FileNotFoundError:
-        return []
-    with folder:
-        claims = []
-        for name in folder.names():
-            number = parse_lineage_file(name)
-            claim = _read_claim(folder, name, number, run_id) if number else None
-            if claim is not None:
-                claims.append(claim)
-    return sorted((c for c in claims if c.run_id == run_id), key=lambda claim: claim.number)
-
-
-def _read_claim(folder: Folder, name: str, number: int, run_id: str) -> LineageClaim | None:
-    try:
-        claim = read_document(folder, LineageClaim, name)
-        if claim is None or claim.number == number:
-            return claim
-    except Corrupt:
-        pass
-    return LineageClaim(run_id=run_id, number=number, claimed_at=_UNKNOWN_TIME)
-
-
-def scan_trained(run: Folder, run_id: str) -> frozenset[int]:
-    """Lineages of the run whose restore came back to training; a damaged word counts as none.
-
-    Raises:
-        OSError: the folder cannot be read.
-    """
-    try:
-        folder = run.child(LINEAGES)
-    except FileNotFoundError:
-        return frozenset()
-    with folder:
-        numbers = {name: n for name in folder.names() if (n := parse_trained_file(name))}
-        return frozenset(n for name, n in numbers.items() if _is_trained(folder, name, n, run_id))
-
-
-def _is_trained(folder: Folder, name: str, number: int, run_id: str) -> bool:
-    try:
-        word = read_document(folder, Trained, name)
-    except (Corrupt, Reject):
-        return False
-    return word is not None and (word.number, word.run_id) == (number, run_id)
-
-
-def scan_pins(run: Folder) -> dict[Attempt, Pin | None]:
-    """The pins of the run, by attempt; a pin that cannot be read still holds, as None.
-
-    Raises:
-        OSError: the folder cannot be read.
-    """
-    try:
-        folder = run.child(PINS)
-    except FileNotFoundError:
-        return {}
-    with folder:
-        names = {attempt: name for name in folder.names() if (attempt := parse_pin_file(name))}
-        return {attempt: _read_pin(folder, name, attempt) for attempt, name in names.items()}
-
-
-def _read_pin(folder: Folder, name: str, attempt: Attempt) -> Pin | None:
-    try:
-        pin = read_document(folder, Pin, name)
-    except (Corrupt, Reject, PermissionError):
-        return None
-    return pin if pin is not None and pin.attempt == attempt else None
 
 
 def scan_steps(run: Folder, run_id: str) -> list[StepRecord]:

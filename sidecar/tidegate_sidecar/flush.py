@@ -13,7 +13,7 @@ from tidegate_contract.errors import Corrupt, Reject
 from tidegate_contract.folder import Folder
 from tidegate_contract.identity import RunIdentity
 from tidegate_contract.layout import RUN_DOCUMENT
-from tidegate_contract.scan import read_identity
+from tidegate_contract.run_documents import read_identity
 from tidegate_sidecar.faults import Reason
 from tidegate_sidecar.health import Health, serve
 from tidegate_sidecar.loop import Beat, Loop

@@ -22,7 +22,8 @@ from tidegate_contract.layout import (
     parse_step_folder,
     step_folder,
 )
-from tidegate_contract.scan import StepRecord, read_identity, scan_claims, scan_pins, scan_step
+from tidegate_contract.run_documents import read_identity, scan_claims, scan_pins
+from tidegate_contract.scan import StepRecord, scan_step
 from tidegate_contract.wire import Control, TrainerState
 from tidegate_sidecar.view import RemoteView, StepView, view_of
 

@@ -27,7 +27,8 @@ from tidegate_contract.layout import (
     quarantined_file,
     step_folder,
 )
-from tidegate_contract.scan import confirm_commit, read_document
+from tidegate_contract.run_documents import read_document
+from tidegate_contract.scan import confirm_commit
 from tidegate_contract.seal import Manifest, Seal
 
 _OCCUPIED = frozenset({errno.ENOTEMPTY, errno.EEXIST})

@@ -18,7 +18,8 @@ from tidegate_contract.folder import Folder
 from tidegate_contract.identity import RunIdentity
 from tidegate_contract.layout import RUN_DOCUMENT, Attempt, step_folder
 from tidegate_contract.publish import commit_step, create_document, set_aside
-from tidegate_contract.scan import read_identity, scan_pins, scan_step
+from tidegate_contract.run_documents import read_identity, scan_pins
+from tidegate_contract.scan import scan_step
 from tidegate_contract.seal import Seal
 from tidegate_sidecar.faults import Fault, RemoteDamaged, SourceError
 from tidegate_sidecar.observe import ENTRY_ERRORS, StepScanner, observe_remote

@@ -11,7 +11,8 @@ from tidegate_contract.document import decode
 from tidegate_contract.folder import Folder
 from tidegate_contract.layout import parse_step_folder, state_file, step_folder
 from tidegate_contract.publish import announce, commit_step, ensure_identity, write_seal
-from tidegate_contract.scan import StepRecord, read_identity, scan_step, scan_steps
+from tidegate_contract.run_documents import read_identity
+from tidegate_contract.scan import StepRecord, scan_step, scan_steps
 from tidegate_contract.seal import Seal
 from tidegate_contract.wire import Policy, TrainerState
 

@@ -19,7 +19,7 @@ from tidegate_contract.folder import Folder
 from tidegate_contract.layout import METADATA_REMOTE, Attempt, step_folder
 from tidegate_contract.publish import announce, write_seal
 from tidegate_contract.restore_point import World
-from tidegate_contract.scan import scan_claims, scan_trained
+from tidegate_contract.run_documents import scan_claims, scan_trained
 from tidegate_contract.seal import SaveReason, Seal, file_entry
 
 FIVE = Attempt(step=5, nonce="0000000000000005")

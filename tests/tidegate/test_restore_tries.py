@@ -7,7 +7,7 @@ from rank_files import commit_newest, remote_root, run_folder, sealed_steps
 
 from tidegate_contract.folder import Folder
 from tidegate_contract.layout import QUARANTINE, TRASH
-from tidegate_contract.scan import read_identity, scan_claims
+from tidegate_contract.run_documents import read_identity, scan_claims
 
 pytestmark = [pytest.mark.long, pytest.mark.torch_ranks]
 

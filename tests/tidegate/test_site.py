@@ -13,7 +13,7 @@ from tidegate.site import open_site
 from tidegate_contract import keys
 from tidegate_contract.errors import Retry
 from tidegate_contract.folder import Folder
-from tidegate_contract.scan import read_identity
+from tidegate_contract.run_documents import read_identity
 
 MISSING = "run.json is missing: is the remote tier mounted"
 

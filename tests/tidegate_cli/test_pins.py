@@ -9,7 +9,7 @@ import pytest
 from tidegate_contract.folder import Folder
 from tidegate_contract.layout import TRASH, Attempt
 from tidegate_contract.publish import write_pin
-from tidegate_contract.scan import scan_pins
+from tidegate_contract.run_documents import scan_pins
 from tidegate_sidecar.removal import trash_step
 
 

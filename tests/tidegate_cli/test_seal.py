@@ -11,7 +11,8 @@ from tidegate_cli.foreign import Sealing, draw_attempt, seal_folder
 from tidegate_contract.errors import Reject
 from tidegate_contract.folder import Folder
 from tidegate_contract.layout import Attempt, step_folder
-from tidegate_contract.scan import read_identity, scan_steps
+from tidegate_contract.run_documents import read_identity
+from tidegate_contract.scan import scan_steps
 
 CONTENTS = {"model.safetensors": os.urandom(70_000), "config.json": b"{}", "empty": b""}
 OTHER_RUN_ID = "0c0a5f0e-0000-4000-8000-000000000000"

@@ -16,7 +16,7 @@ from tidegate_contract.identity import LineageClaim, RunIdentity
 from tidegate_contract.layout import LINEAGES, RUN_DOCUMENT, is_temp_file, temp_file
 from tidegate_contract.publish import claim_lineage, create_document, ensure_identity
 from tidegate_contract.restore_point import next_lineage
-from tidegate_contract.scan import read_identity, scan_claims
+from tidegate_contract.run_documents import read_identity, scan_claims
 
 RUN_ID = "6f2f4a63-5f3c-4b3e-9d28-0a4a6e8a8f11"
 NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)

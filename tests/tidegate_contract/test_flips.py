@@ -46,7 +46,7 @@ from tidegate_contract.publish import (
     write_pin,
     write_seal,
 )
-from tidegate_contract.scan import (
+from tidegate_contract.run_documents import (
     read_document,
     read_identity,
     scan_claims,

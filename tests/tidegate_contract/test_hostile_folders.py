@@ -39,15 +39,13 @@ from tidegate_contract.publish import (
     write_document,
     write_pin,
 )
-from tidegate_contract.scan import (
-    read_commit,
+from tidegate_contract.run_documents import (
     read_identity,
     scan_claims,
     scan_pins,
-    scan_steps,
     scan_trained,
-    verify_file,
 )
+from tidegate_contract.scan import read_commit, scan_steps, verify_file
 from tidegate_contract.seal import Seal, file_entry
 from tidegate_contract.verify import verify_step
 

@@ -19,7 +19,13 @@ from tidegate_contract.publish import (
     create_document,
     ensure_identity,
 )
-from tidegate_contract.scan import CommittedStep, read_commit, scan_claims, scan_steps, verify_file
+from tidegate_contract.run_documents import scan_claims
+from tidegate_contract.scan import (
+    CommittedStep,
+    read_commit,
+    scan_steps,
+    verify_file,
+)
 from tidegate_contract.seal import Seal
 
 RUN_ID = "6f2f4a63-5f3c-4b3e-9d28-0a4a6e8a8f11"

@@ -19,7 +19,8 @@ from tidegate_contract.layout import (
     announced_file,
     step_folder,
 )
-from tidegate_contract.scan import read_identity, scan_step
+from tidegate_contract.run_documents import read_identity
+from tidegate_contract.scan import scan_step
 from tidegate_sidecar.removal import empty_step, trash_step
 from tidegate_sidecar.retention import decide_remote_retention
 from tidegate_sidecar.tasks import CopyRanks, Places, RemoteTier

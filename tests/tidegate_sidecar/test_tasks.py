@@ -22,7 +22,7 @@ from tidegate_contract.layout import (
 )
 from tidegate_contract.publish import write_pin
 from tidegate_contract.restore_point import World, copy_of, decide_restore_point
-from tidegate_contract.scan import read_identity
+from tidegate_contract.run_documents import read_identity
 from tidegate_sidecar.observe import StepScanner
 from tidegate_sidecar.removal import empty_step, restore_step, trash_step
 from tidegate_sidecar.retention import RemotePlan, decide_remote_retention

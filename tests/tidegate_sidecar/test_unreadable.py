@@ -12,7 +12,7 @@ import pytest
 
 from tidegate_contract.folder import Folder
 from tidegate_contract.layout import COMMIT, TRASH, Attempt, step_folder
-from tidegate_contract.scan import read_identity
+from tidegate_contract.run_documents import read_identity
 from tidegate_contract.wire import Phase, Policy
 from tidegate_sidecar import tasks
 from tidegate_sidecar.decide import Copy, Why

@@ -28,13 +28,12 @@ from tidegate_contract.restore_point import (
     find_failed_tries,
     next_lineage,
 )
+from tidegate_contract.run_documents import scan_claims, scan_trained
 from tidegate_contract.scan import (
     StepRecord,
     confirm_commit,
-    scan_claims,
     scan_step,
     scan_steps,
-    scan_trained,
 )
 
 _LOG = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from tidegate_contract.layout import (
     parse_step_folder,
 )
 from tidegate_contract.publish import begin_identity, check_owner, ensure_identity
-from tidegate_contract.scan import read_identity
+from tidegate_contract.run_documents import read_identity
 
 _LOG = logging.getLogger(__name__)
 _ROOT_ID_BYTES = 256

@@ -14,7 +14,7 @@ from unittest import mock
 from tidegate_contract.errors import Corrupt, TidegateError
 from tidegate_contract.folder import Folder
 from tidegate_contract.layout import Attempt
-from tidegate_contract.scan import read_identity
+from tidegate_contract.run_documents import read_identity
 from tidegate_contract.wire import Policy
 from tidegate_crash.install import InlineExecutor
 from tidegate_crash.scenario import Actor, Fact, History, Place

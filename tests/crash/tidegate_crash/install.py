@@ -24,6 +24,7 @@ from tidegate_crash.process import World
 MODULES = (
     "tidegate_contract.folder",
     "tidegate_contract.publish",
+    "tidegate_contract.run_documents",
     "tidegate_contract.scan",
     "tidegate_sidecar.adopt",
     "tidegate_sidecar.folders",

@@ -17,12 +17,10 @@ from tidegate_contract.folder import Folder, open_step
 from tidegate_contract.identity import LineageClaim
 from tidegate_contract.layout import METADATA, TRASH, Part, data_file
 from tidegate_contract.restore_point import Candidate, Source, decide_restore_point
+from tidegate_contract.run_documents import read_identity, scan_claims, scan_pins
 from tidegate_contract.scan import (
     StepRecord,
     read_commit,
-    read_identity,
-    scan_claims,
-    scan_pins,
     scan_step,
     scan_steps,
     verify_file,

@@ -30,11 +30,10 @@ from tidegate_contract.restore_point import (
     decide_restore_point,
     next_lineage,
 )
+from tidegate_contract.run_documents import read_identity, scan_claims
 from tidegate_contract.scan import (
     StepRecord,
     read_commit,
-    read_identity,
-    scan_claims,
     scan_step,
     scan_steps,
     verify_file,

@@ -26,7 +26,7 @@ from tidegate_contract.layout import (
     step_folder,
 )
 from tidegate_contract.publish import announce, ensure_identity, write_seal
-from tidegate_contract.scan import read_identity
+from tidegate_contract.run_documents import read_identity
 from tidegate_contract.seal import SaveReason, Scope, Seal, file_entry
 from tidegate_crash.scenario import Fact, History, Place
 

@@ -20,7 +20,7 @@ from tidegate_contract.layout import (
     parse_step_folder,
     seal_file,
 )
-from tidegate_contract.scan import read_identity, scan_claims
+from tidegate_contract.run_documents import read_identity, scan_claims
 from tidegate_contract.seal import Scope
 from tidegate_crash.scenario import Fact, History, Place
 from tidegate_crash.stage import RANKS, SAVES, Save, local_bytes, remote_bytes, save_of
