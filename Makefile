@@ -52,7 +52,7 @@ test-fast: env ## every test that needs no cluster, on two workers
 	@$(PYTEST) -q -n 2 --dist loadfile -m "not (ground or disk or long)" tests
 
 .PHONY: test-long
-test-long: env ## enumerations, kills and power cuts; no cluster, but root and loop devices
+test-long: env ## enumerations, kills, power cuts, real ranks; no cluster, but root and loop devices
 	@$(PYTEST) -q -n 2 --dist loadfile --durations=10 -m "(disk or long) and not ground" tests
 
 .PHONY: test

@@ -11,7 +11,8 @@ import typer
 from tidegate_cli.look import open_run
 from tidegate_cli.places import check_apart, check_is_local, check_remote, split_existing
 from tidegate_cli.terminal import err, naming, plain, say, say_json
-from tidegate_contract.errors import Reject
+from tidegate_contract.errors import Corrupt, Reject
+from tidegate_contract.folder import Folder
 from tidegate_sidecar.settings import Settings, parse_policy, split_remote
 
 if TYPE_CHECKING:
@@ -50,9 +51,15 @@ def flush(
 
 def _check_places(local: Path, remote: Path) -> None:
     check_apart(local, remote)
-    with open_run(local) as (run, identity):
-        check_is_local(run)
-        check_remote(remote, identity.name)
+    try:
+        with open_run(local) as (run, identity):
+            check_is_local(run)
+            check_remote(remote, identity.name)
+    except (
+        Corrupt
+    ):  # the flusher mends it from a remote folder that is there, and says if it cannot
+        with Folder.open(local) as run:
+            check_is_local(run)
 
 
 def _flush_once(settings: Settings) -> "Pass":

@@ -73,7 +73,7 @@ class RunView:
         records: of all step folders, `.trash` included, by attempt.
         unreadable: step folder → a sentence on why it could not be read.
         newer: step folders with which nothing is wrong but that a newer release wrote them.
-        claims: lineage claims; none on a local tier that has a remote one.
+        claims: lineage claims; on a local tier mirrors, and those made without the remote tier.
         pins: attempt → pin; None where its document is damaged: it holds all the same.
         quarantined: attempt → its damaged files that were moved aside.
         unknown: names that the format does not know; nobody touches them.

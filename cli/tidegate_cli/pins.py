@@ -1,8 +1,4 @@
-"""`tidegate pin` and `unpin`: what no retention removes, on the remote tier.
-
-A sidecar may move the step away at any moment. It reads the pins before it does; here the pin is
-written first and the step looked at afterwards, so one of the two sees the other.
-"""
+"""`tidegate pin` and `unpin`: what no retention removes, on the remote tier."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,13 +10,11 @@ from tidegate_cli.attempts import choose_attempt, explain_lack, find_commits
 from tidegate_cli.look import RunView, look_at_run, open_run
 from tidegate_cli.terminal import say, say_json
 from tidegate_contract.errors import Reject
-from tidegate_contract.folder import Folder
 from tidegate_contract.identity import Pin
-from tidegate_contract.layout import TRASH, Attempt, step_folder
-from tidegate_contract.publish import remove_pin, write_pin
-from tidegate_sidecar.removal import is_durable, restore_step
+from tidegate_contract.layout import Attempt
+from tidegate_contract.publish import remove_pin
+from tidegate_sidecar.removal import pin_step
 
-_LOOKS = 3
 _MAX_REASON = 1000
 
 RunFolder = Annotated[
@@ -50,10 +44,9 @@ def pin(
         reason = before.reason if before is not None else ""
     with open_run(run_folder) as (run, identity):
         now = datetime.now(UTC)
-        write_pin(run, Pin(run_id=identity.run_id, attempt=attempt, reason=reason, pinned_at=now))
-        looks = _count_looks(run, attempt, identity.run_id)
+        wanted = Pin(run_id=identity.run_id, attempt=attempt, reason=reason, pinned_at=now)
+        looks = pin_step(run, wanted)
         if looks is None:
-            remove_pin(run, attempt)
             raise Reject(f"step {attempt.step} was removed meanwhile; it is not pinned")
     tell(view, attempt, "pinned", is_back=looks > 0, as_json=as_json)
 
@@ -65,26 +58,6 @@ def unpin(step: Step, run_folder: RunFolder, as_json: AsJson = False) -> None:
     with open_run(run_folder) as (run, _):
         remove_pin(run, attempt)
     tell(view, attempt, "unpinned", is_back=False, as_json=as_json)
-
-
-def _count_looks(run: Folder, attempt: Attempt, run_id: str) -> int | None:
-    """How often the step had to be moved back from `.trash`; None if it is not there either."""
-    for looks in range(_LOOKS):
-        if is_durable(run, attempt, run_id):
-            return looks
-        if not lies_in_trash(run, attempt):
-            return None
-        restore_step(run, attempt)
-    return None
-
-
-def lies_in_trash(run: Folder, attempt: Attempt) -> bool:
-    """Whether `.trash` holds a folder of the attempt now, whatever is left in it."""
-    try:
-        with run.child(TRASH) as trash, trash.child(step_folder(attempt)):
-            return True
-    except FileNotFoundError:
-        return False
 
 
 def tell(view: RunView, attempt: Attempt, done: str, *, is_back: bool, as_json: bool) -> None:

@@ -14,7 +14,8 @@ from tidegate_cli.look import RunView, is_in_trash, look_at_run
 from tidegate_cli.terminal import naming, say, say_json, sentence_of, show_count, show_ranks, warn
 from tidegate_contract.errors import Corrupt, Reject, TidegateError
 from tidegate_contract.folder import Folder
-from tidegate_contract.layout import LINEAGES, Attempt, step_folder
+from tidegate_contract.identity import LineageClaim
+from tidegate_contract.layout import LINEAGES, Attempt, lineage_file, step_folder
 from tidegate_contract.restore_point import (
     Candidate,
     Copy,
@@ -23,6 +24,8 @@ from tidegate_contract.restore_point import (
     World,
     copy_of,
     decide_restore_point,
+    find_lost,
+    merge_claims,
     order_key,
 )
 from tidegate_contract.run_documents import scan_trained
@@ -42,7 +45,7 @@ class Seen:
         local: its folders on the nodes, in the order of the ranks.
         copies: of `remote`; None where it could not be read.
         local_copies: of each of `local`.
-        claims, trained: of all folders.
+        claims, trained: of all folders; of two claims of one number the remote tier's.
         commits: attempts that every rank delivered: a restore commits them first.
         problems: sentences on everything that was refused, for people.
     """
@@ -53,6 +56,7 @@ class Seen:
     copies: tuple[Copy, ...] | None
     local_copies: tuple[tuple[Copy, ...], ...]
     views: tuple[RunView, ...]
+    claims: tuple[LineageClaim, ...]
     trained: frozenset[int]
     commits: frozenset[Attempt]
     problems: tuple[tuple[Attempt | None, str], ...]
@@ -104,7 +108,7 @@ def restore_point(
         nodes=nodes,
         local=(*seen.local_copies, *[()] * (len(nodes) - len(seen.local))),
         remote=seen.copies,
-        claims=tuple(claim for view in seen.views for claim in view.claims),
+        claims=seen.claims,
         step=step,
         trained=seen.trained,
         max_tries=Policy().max_restore_tries,
@@ -152,6 +156,7 @@ def _observe(remote: Path, local: Sequence[Path]) -> Seen:
         copies=None if far is None else _copies(far.records, commits),
         local_copies=tuple(_copies(v.records) if v is not None else () for v in near),
         views=tuple(views),
+        claims=merge_claims(*(view.claims for view in views)),
         trained=frozenset(number for view in views for number in _trained(view)),
         commits=commits,
         problems=tuple(problems),
@@ -233,9 +238,8 @@ def _deal(ranks: int, nodes: int) -> tuple[frozenset[int], ...]:
 
 
 def _newest_copy(seen: Seen) -> Copy | None:
-    claims = [claim for view in seen.views for claim in view.claims]
     copies = [*(seen.copies or ()), *(copy for node in seen.local_copies for copy in node)]
-    return max(copies, key=lambda c: order_key(c.attempt, c.lineage, claims), default=None)
+    return max(copies, key=lambda c: order_key(c.attempt, c.lineage, seen.claims), default=None)
 
 
 def _ranks_of(copies: Sequence[Copy], newest: Copy) -> frozenset[int]:
@@ -265,7 +269,7 @@ def _print(seen: Seen, world: World, point: RestorePoint) -> None:
     older = [_name(candidate.attempt, point) for candidate in point.candidates[1:6]]
     if older:
         say(f"if that fails: step {', '.join(older)}{', …' if len(point.candidates) > 6 else ''}")
-    for problem in _general(seen):
+    for problem in _general(seen, world, point):
         warn(problem)
 
 
@@ -275,8 +279,15 @@ def _name(attempt: Attempt, point: RestorePoint) -> str:
     return f"{attempt.step} (attempt {attempt.nonce})" if len(same) > 1 else str(attempt.step)
 
 
-def _general(seen: Seen) -> list[str]:
-    return [problem for attempt, problem in seen.problems if attempt is None]
+def _general(seen: Seen, world: World, point: RestorePoint) -> list[str]:
+    told = [problem for attempt, problem in seen.problems if attempt is None]
+    best = point.candidates[0] if point.candidates else None
+    key = order_key(best.attempt, best.lineage, seen.claims) if best else None
+    lost = find_lost(seen.claims, key[0] if key else None)
+    if lost is None or world.step is not None:
+        return told
+    name = f"{LINEAGES}/{lineage_file(lost.number)}"
+    return [*told, f"{name} is damaged: if a person went back to another step there, it is unknown"]
 
 
 def _print_candidate(seen: Seen, world: World, point: RestorePoint) -> None:
@@ -354,7 +365,7 @@ def _document(seen: Seen, world: World, point: RestorePoint) -> dict[str, Any]:
         "pending": None
         if point.pending is None
         else {"step": point.pending.step, "attempt": point.pending.nonce},
-        "problems": _general(seen),
+        "problems": _general(seen, world, point),
     }
 
 

@@ -11,15 +11,16 @@ import typer
 
 from tidegate_cli.attempts import choose_attempt, explain_lack, find_commits
 from tidegate_cli.look import RunView, is_in_trash, look_at_run, open_run
-from tidegate_cli.pins import AsJson, RunFolder, Step, lies_in_trash
+from tidegate_cli.pins import AsJson, RunFolder, Step
 from tidegate_cli.rows import find_base_of, find_newest
 from tidegate_cli.terminal import can_ask, plain, say, say_json, show_size, warn
 from tidegate_contract.errors import Reject
 from tidegate_contract.folder import Folder
-from tidegate_contract.layout import TRASH, Attempt, step_folder
+from tidegate_contract.layout import LINEAGES, TRASH, Attempt, emptied_folder, lineage_file
+from tidegate_contract.restore_point import find_lost
 from tidegate_contract.run_documents import scan_pins
 from tidegate_contract.scan import StepRecord
-from tidegate_sidecar.removal import empty_step, is_durable, restore_step, trash_step
+from tidegate_sidecar.removal import empty_step, is_durable, lies_in_trash, restore_step, trash_step
 
 
 def rm(
@@ -72,6 +73,12 @@ def check_removal(view: RunView, attempt: Attempt, *, empties: bool) -> Attempt:
         raise Reject(f"step {attempt.step} is the newest good one: a restore needs it")
     if attempt in view.pins:
         raise Reject(f"step {attempt.step} is pinned: unpin it first")
+    lost = find_lost(view.claims, view.key(newest)[0])
+    if lost is not None:
+        raise Reject(
+            f"{LINEAGES}/{lineage_file(lost.number)} is damaged and may name step {attempt.step}: "
+            f"it stays until a step of lineage {lost.number} or a newer one is durable"
+        )
     named = [claim for claim in view.claims if claim.explicit]
     if named and named[-1].restored == attempt:
         raise Reject(
@@ -122,7 +129,8 @@ def _remove(path: Path, attempt: Attempt, *, empties: bool) -> bool:
         if not empties:
             return False
         empty_step(run, attempt)
-        return lies_in_trash(run, attempt)
+        _check_pins_again(run, attempt)
+        return lies_in_trash(run, emptied_folder(attempt))
 
 
 def _check_pins_again(run: Folder, attempt: Attempt) -> None:
@@ -141,4 +149,4 @@ def _print(view: RunView, attempt: Attempt, path: Path, *, empties: bool, is_lef
     else:
         say(f"{name} is removed")
     if is_left:
-        warn(f"{path}/{TRASH}/{step_folder(attempt)} holds files that are not of the format")
+        warn(f"{path}/{TRASH}/{emptied_folder(attempt)} holds files that are not of the format")

@@ -72,8 +72,9 @@ def encode(document: Any) -> bytes:
     # keys are sorted, so the digest's place is fixed: "kind" is before it, "version" behind
     head = _canonical({key: value for key, value in body.items() if key < "sha256"})
     tail = _canonical({key: value for key, value in body.items() if key > "sha256"})
-    digest = sha256_hex(head[:-1], b",", tail[1:])
-    data = b"".join((head[:-1], _MEMBER, digest.encode(), b'",', tail[1:], b"\n"))
+    first, last = memoryview(head)[:-1], memoryview(tail)[1:]  # a copy may have 160 MiB
+    digest = sha256_hex(first, b",", last)
+    data = b"".join((first, _MEMBER, digest.encode(), b'",', last, b"\n"))
     if len(data) > max_bytes(type(document)) or _count_values(data) > MAX_VALUES:
         raise Reject(
             f"{document.KIND} document of {len(data)} bytes with {_count_values(data)} values: "
@@ -290,6 +291,7 @@ def _list_reader(read_item: Reader) -> Reader:
             raise _Refused("expected a list")
         items = []
         for index, item in enumerate(value):
+            value[index] = None  # of a long list, both forms at once are most of what it takes
             try:
                 items.append(read_item(item))
             except _Refused as error:

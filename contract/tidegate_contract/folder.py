@@ -25,6 +25,8 @@ _ABANDONED_SECONDS = 60.0
 _NOT_A_FILE = frozenset({errno.ENXIO, errno.ENODEV})
 """Open of a socket, or of a device that nobody serves."""
 _NO_HARD_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK})
+ENTRY_ERRORS = frozenset({errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
+"""What one entry of a shared file system may answer while the tier itself is well."""
 
 
 class Folder:
@@ -147,9 +149,12 @@ class Folder:
         except FileNotFoundError:
             return None
         with os.fdopen(fd, "rb") as file:
-            is_small = os.fstat(fd).st_size <= limit
-            data = file.read(limit + 1) if is_small else b""
-        if not is_small or len(data) > limit:
+            size = os.fstat(fd).st_size
+            # not `limit` bytes: a read takes the memory that it asks for, whatever is there
+            data = file.read(size + 1) if size <= limit else b""
+            if len(data) > size:
+                data += file.read(limit - size)  # it has grown
+        if size > limit or len(data) > limit:
             raise Corrupt(f"{self.path}/{name}: over {limit} bytes")
         return data
 

@@ -1,10 +1,13 @@
 """Who a run is, its restores and pins, tier ids. Pure documents; `publish` writes them."""
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import ClassVar
 
 from tidegate_contract.layout import Attempt, check_run_name
+
+UNTOLD = datetime.min.replace(tzinfo=UTC)
+"""The time of a claim that nothing tells more of than its number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +45,7 @@ class LineageClaim:
         restored: the attempt that was chosen; None for a fresh start.
         explicit: True when a person named the attempt: it is then ordered as (number, its step).
         tries: how often in a row this attempt was tried before and did not come back to training.
-        claimed_at: UTC.
+        claimed_at: UTC; `UNTOLD` where the document is damaged and nothing else tells of it.
     """
 
     KIND: ClassVar[str] = "lineage"
@@ -54,17 +57,29 @@ class LineageClaim:
     tries: int = 0
     claimed_at: datetime
 
+    @property
+    def is_lost(self) -> bool:
+        """Only its number is known: it may have restored anything older, named by a person or not.
+
+        No document says so; readers make such a claim of one that is damaged.
+        """
+        return self.claimed_at == UNTOLD
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
     """`lineages/<n>.trained.json`: the restore of that lineage came back to training.
 
     Written by rank 0 after the first step that follows a restore. A claim without it is a try that
-    failed, or has not ended.
+    failed, or has not ended. It repeats what the claim says, so that it
+    survives one damaged document.
 
     Attributes:
         run_id: UUID of the run.
         number: of the lineage.
+        restored: as in the claim.
+        explicit: as in the claim; None where an earlier release wrote the word: then it tells
+            nothing of the claim.
         trained_at: UTC.
     """
 
@@ -72,6 +87,8 @@ class Trained:
 
     run_id: str
     number: int
+    restored: Attempt | None = None
+    explicit: bool | None = None
     trained_at: datetime
 
 

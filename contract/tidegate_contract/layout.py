@@ -2,6 +2,7 @@
 
 ```
 <local run folder>/  root-id run.json control.json state-<rank>.json step-…/ quarantine/
+                     lineages/<n>.json
 <remote run folder>/ run.json lineages/<n>.json lineages/<n>.trained.json pins/<step folder>.json
                      step-…/ .trash/ quarantine/
 ```
@@ -189,9 +190,20 @@ def parse_target_file(name: str) -> str | None:
     return run if run != name and _DNS_LABEL.fullmatch(run) else None
 
 
-def quarantined_file(attempt: Attempt, name: str) -> str:
-    """Name inside `quarantine/` of a damaged file of a step folder."""
-    return f"{step_folder(attempt)}.{name}"
+def emptied_folder(attempt: Attempt) -> str:
+    """Name inside `.trash/` of a step whose files are being removed: to readers it is no step."""
+    return f"{step_folder(attempt)}.emptied"
+
+
+def parse_emptied_folder(name: str) -> Attempt | None:
+    """The attempt of such a folder's name; None for any other name."""
+    stem = name.removesuffix(".emptied")
+    return parse_step_folder(stem) if stem != name else None
+
+
+def quarantined_file(attempt: Attempt, name: str, token: str) -> str:
+    """Name inside `quarantine/` of a damaged file of a step folder; `token` is new for each."""
+    return f"{step_folder(attempt)}.{name}.{token}"
 
 
 def parse_quarantined_file(name: str) -> Attempt | None:

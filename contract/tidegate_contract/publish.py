@@ -5,11 +5,14 @@ before; the caller looks again with `scan`, it never assumes.
 """
 
 import os
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 
 from tidegate_contract.digest import ContentHasher, sha256_hex
-from tidegate_contract.document import encode
+from tidegate_contract.document import decode, encode, max_bytes
 from tidegate_contract.errors import Corrupt, DamagedFile, Reject, Retry
 from tidegate_contract.folder import Folder
 from tidegate_contract.identity import LineageClaim, Pin, RunIdentity, Trained
@@ -37,11 +40,16 @@ from tidegate_contract.scan import (
     committable_manifest,
     confirm_commit,
     read_commit,
+    scan_run_ids,
     verify_file,
 )
 from tidegate_contract.seal import Commit, FileEntry, Manifest, Seal, has_own_metadata
 
 _READ_BYTES = 4 << 20
+_BRING_BACK = (
+    "bring it back by `tidegate flush --once` from a node that still has the run, or move the"
+    " folder aside to begin anew"
+)
 
 
 def write_document(folder: Folder, name: str, document: object) -> None:
@@ -88,17 +96,101 @@ def begin_identity(run: Folder, wanted: RunIdentity) -> RunIdentity:
     that none of them bears.
 
     Raises:
+        Corrupt: `run.json` is damaged.
         Reject: `run.json` is missing although steps lie beside it.
     """
-    if read_identity(run) is None:
-        steps = [name for name in run.names() if parse_step_folder(name) is not None]
-        if steps and read_identity(run) is None:  # looked at again: the run may just have begun
-            raise Reject(
-                f"{run.path}/{RUN_DOCUMENT} is missing, but steps lie beside it, such as"
-                f" {steps[-1]}; bring it back by `tidegate flush --once` from a node that still has"
-                " the run, or move the folder aside to begin anew"
-            )
-    return ensure_identity(run, wanted)
+    try:
+        if read_identity(run) is None:
+            steps = [name for name in run.names() if parse_step_folder(name) is not None]
+            if steps and read_identity(run) is None:  # again: the run may just have begun
+                raise Reject(
+                    f"{run.path}/{RUN_DOCUMENT} is missing, but steps lie beside it, such as"
+                    f" {steps[-1]}; {_BRING_BACK}"
+                )
+        return ensure_identity(run, wanted)
+    except Corrupt as error:
+        raise Corrupt(f"{error}; {_BRING_BACK}") from error
+
+
+def mend_identity(
+    run: Folder, sound: RunIdentity, *, needs_word: bool = True
+) -> RunIdentity | None:
+    """Writes a damaged `run.json` anew from a copy that another tier or process still has.
+
+    Not over what may be another run's: each step and lineage here that names a run must name this
+    one, and where there are any, one must. Called on the remote tier by rank 0 and by flushers, on
+    a local one by flushers.
+
+    Args:
+        run: the run's folder.
+        sound: what `run.json` said.
+        needs_word: False for who has read `sound` in this very folder: silence does not object.
+
+    Returns:
+        What `run.json` says now, as of `replace_identity`.
+
+    Raises:
+        Corrupt: it stays as it is; the sentence says what a person can do.
+        OSError: it cannot be written, or what lies beside it cannot be listed.
+    """
+    told = scan_run_ids(run)
+    objection = _find_stranger(told, sound.run_id)
+    if objection is None and needs_word and told and sound.run_id not in told.values():
+        objection = f"nothing that can be read names it, in steps such as {min(told)}"
+    doubt = f"it may not be that of run {sound.run_id}: {objection}" if objection else None
+    return replace_identity(run, sound, doubt)
+
+
+def _find_stranger(told: Mapping[str, str | None], run_id: str) -> str | None:
+    """A sentence on the first that is of another run; None where there is none. Pure.
+
+    Args:
+        told: as of `scan_run_ids`.
+        run_id: of the run.
+    """
+    strangers = ((path, other) for path, other in told.items() if other not in (None, run_id))
+    return next((f"{path} is of run {other}" for path, other in strangers), None)
+
+
+def replace_identity(
+    run: Folder, sound: RunIdentity, doubt: str | None = None
+) -> RunIdentity | None:
+    """Writes `run.json` over a damaged one, whose bytes stay in `quarantine/` for people.
+
+    Two callers with the same copy write the same bytes. At each moment there is one, damaged or
+    sound: a folder without any would be taken for one that no run has begun in.
+
+    Args:
+        run: the run's folder.
+        sound: what `run.json` said.
+        doubt: why a damaged one is not replaced after all; None where nothing objects.
+
+    Returns:
+        What `run.json` says now; somebody else may have mended it, or taken it away: None.
+
+    Raises:
+        Corrupt: see `doubt`; or it is no file, or larger than any document: a person put it there.
+        OSError: it cannot be written.
+    """
+    data = run.read(RUN_DOCUMENT, max_bytes(RunIdentity))
+    if data is None:
+        return None
+    try:
+        return decode(RunIdentity, data, f"{run.path}/{RUN_DOCUMENT}")
+    except Corrupt as error:
+        if doubt is not None:
+            raise Corrupt(f"{error}; {doubt}; {_BRING_BACK}") from error
+    with suppress(OSError):  # it can say nothing any more; the run can go on
+        _keep_aside(run, f"{RUN_DOCUMENT}.{sha256_hex(data)[:16]}", data)
+    write_document(run, RUN_DOCUMENT, sound)
+    return sound
+
+
+def _keep_aside(run: Folder, name: str, data: bytes) -> None:
+    """Named by its bytes, so that each damage is kept, and once."""
+    with run.ensure_child(QUARANTINE) as quarantine, quarantine.new_file(name) as file:
+        file.write(data)
+        file.publish(len(data), is_exclusive=True)
 
 
 def check_owner(found: RunIdentity, owner_uid: str | None) -> None:
@@ -196,6 +288,7 @@ def commit_step(step: Folder, attempt: Attempt, run_id: str, now: datetime) -> C
     write_document(step, MANIFEST, manifest)
     digest = sha256_hex(encode(manifest))
     write_document(step, COMMIT, Commit(manifest_sha256=digest, committed_at=now))
+    del manifest  # the one that is read back may be as large
     return confirm_commit(step, attempt, run_id)
 
 
@@ -221,7 +314,7 @@ def set_aside(run: Folder, step: Folder, attempt: Attempt, entry: FileEntry) -> 
 
     Its step is incomplete from then on, so whoever still holds the file copies it again. Two
     readers may meet the same damage, and that copy may be there before the second one comes: a
-    file that is whole stays, or is put back.
+    file that is whole stays, or is put back. Each takes a name of its own in `quarantine/`.
 
     Args:
         run: the run's folder on the file's tier.
@@ -235,7 +328,7 @@ def set_aside(run: Folder, step: Folder, attempt: Attempt, entry: FileEntry) -> 
     Raises:
         OSError: it cannot be read or moved.
     """
-    aside_name = quarantined_file(attempt, entry.name)
+    aside_name = quarantined_file(attempt, entry.name, secrets.token_hex(4))
     with run.ensure_child(QUARANTINE) as quarantine:
         try:
             if is_whole(step, entry):

@@ -9,6 +9,7 @@ left to people.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
 
 from tidegate_contract.identity import LineageClaim
 from tidegate_contract.layout import TRASH, Attempt
@@ -60,7 +61,7 @@ class World:
         nodes: for each node the ranks on it; together 0…N-1.
         local: for each node its local copies, in the order of `nodes`.
         remote: copies on the remote tier; None when it could not be read.
-        claims: all lineage claims.
+        claims: all lineage claims, one for each number.
         step: a person wants this step and no other, however often it failed; None means the newest.
         trained: lineages that are known to have come back to training.
         running: lineages that this very restore has claimed: tries that have not failed yet.
@@ -177,13 +178,49 @@ def find_base(claims: Sequence[LineageClaim], newest_lineage: int | None) -> Lin
     return None if is_over else claim
 
 
+def find_lost(claims: Sequence[LineageClaim], newest_lineage: int | None) -> LineageClaim | None:
+    """The newest lost claim that may still matter: retention waits, and a restore says so.
+
+    A commit of its lineage, or of a newer one, is newer than whatever it restored.
+
+    Args:
+        claims: all lineage claims.
+        newest_lineage: of the newest commit, as `order_key` gives it; None before any.
+    """
+    lost = [
+        c for c in claims if c.is_lost and (newest_lineage is None or c.number > newest_lineage)
+    ]
+    return max(lost, key=lambda claim: claim.number, default=None)
+
+
+def merge_claims(*places: Iterable[LineageClaim]) -> tuple[LineageClaim, ...]:
+    """The claims of several folders, one for each number, by number.
+
+    Args:
+        places: the remote tier's first: where two of one number differ, the first one holds; but
+            any claim comes before a lost one.
+    """
+    found: dict[int, LineageClaim] = {}
+    for claim in chain.from_iterable(places):
+        known = found.get(claim.number)
+        if known is None or (known.is_lost and not claim.is_lost):
+            found[claim.number] = claim
+    return tuple(found[number] for number in sorted(found))
+
+
 def next_lineage(copies: Sequence[Copy], claims: Sequence[LineageClaim]) -> int:
     """1 + the highest number that was claimed or sealed."""
     return 1 + max([0, *(c.lineage for c in copies), *(c.number for c in claims)])
 
 
 def find_failed_tries(world: World) -> dict[Attempt, int]:
-    """Attempt → restores in a row that did not come back to training, as far as the world tells."""
+    """Attempt → restores in a row that did not come back to training, as far as the world tells.
+
+    Nothing counts while the remote tier cannot be read: nodes have mirrors of its claims, and the
+    words that those restores trained lie there alone.
+    """
+    if world.remote is None:
+        return {}
     saved = {copy.lineage for copy in world.copies}
     return count_failed_tries(world.claims, saved | world.trained, world.running)
 

@@ -4,13 +4,12 @@ Documents that are damaged, or of another run, never pass for what they are not;
 counts as is said at its reader. Reads only; callers may be any process that may read the folder.
 """
 
-from datetime import UTC, datetime
 from typing import TypeVar
 
 from tidegate_contract.document import decode, max_bytes
 from tidegate_contract.errors import Corrupt, Reject
-from tidegate_contract.folder import Folder
-from tidegate_contract.identity import LineageClaim, Pin, RunIdentity, Trained
+from tidegate_contract.folder import ENTRY_ERRORS, Folder
+from tidegate_contract.identity import UNTOLD, LineageClaim, Pin, RunIdentity, Trained
 from tidegate_contract.layout import (
     LINEAGES,
     PINS,
@@ -19,9 +18,8 @@ from tidegate_contract.layout import (
     parse_lineage_file,
     parse_pin_file,
     parse_trained_file,
+    trained_file,
 )
-
-_UNKNOWN_TIME = datetime.fromtimestamp(0, UTC)
 
 D = TypeVar("D")
 
@@ -43,10 +41,21 @@ def read_document(folder: Folder, cls: type[D], name: str) -> D | None:
     return None if data is None else decode(cls, data, f"{folder.path}/{name}")
 
 
+def _read_entry(folder: Folder, cls: type[D], name: str) -> D | None:
+    """As `read_document`, but a file that refuses although its tier is well counts as damaged."""
+    try:
+        return read_document(folder, cls, name)
+    except OSError as error:
+        if error.errno not in ENTRY_ERRORS:
+            raise
+        raise Corrupt(f"{folder.path}/{name}: cannot be read ({error.strerror})") from error
+
+
 def scan_claims(run: Folder, run_id: str) -> list[LineageClaim]:
     """All lineage claims of the run, by number; those of another run are left out.
 
-    A damaged claim still takes its number: it comes back as one that restored nothing.
+    A damaged claim still takes its number. It comes back as its `trained` word repeats it, and
+    where there is no such word as one that `is_lost`.
 
     Raises:
         OSError: the folder cannot be read.
@@ -68,12 +77,25 @@ def scan_claims(run: Folder, run_id: str) -> list[LineageClaim]:
 
 def _read_claim(folder: Folder, name: str, number: int, run_id: str) -> LineageClaim | None:
     try:
-        claim = read_document(folder, LineageClaim, name)
+        claim = _read_entry(folder, LineageClaim, name)
         if claim is None or claim.number == number:
             return claim
     except Corrupt:
         pass
-    return LineageClaim(run_id=run_id, number=number, claimed_at=_UNKNOWN_TIME)
+    return _recall_claim(folder, number, run_id)
+
+
+def _recall_claim(folder: Folder, number: int, run_id: str) -> LineageClaim:
+    word = _read_word(folder, trained_file(number), number, run_id)
+    if word is None or word.explicit is None:
+        return LineageClaim(run_id=run_id, number=number, claimed_at=UNTOLD)
+    return LineageClaim(
+        run_id=run_id,
+        number=number,
+        restored=word.restored,
+        explicit=word.explicit,
+        claimed_at=word.trained_at,
+    )
 
 
 def scan_trained(run: Folder, run_id: str) -> frozenset[int]:
@@ -88,15 +110,16 @@ def scan_trained(run: Folder, run_id: str) -> frozenset[int]:
         return frozenset()
     with folder:
         numbers = {name: n for name in folder.names() if (n := parse_trained_file(name))}
-        return frozenset(n for name, n in numbers.items() if _is_trained(folder, name, n, run_id))
+        return frozenset(n for name, n in numbers.items() if _read_word(folder, name, n, run_id))
 
 
-def _is_trained(folder: Folder, name: str, number: int, run_id: str) -> bool:
+def _read_word(folder: Folder, name: str, number: int, run_id: str) -> Trained | None:
     try:
-        word = read_document(folder, Trained, name)
+        word = _read_entry(folder, Trained, name)
     except (Corrupt, Reject):
-        return False
-    return word is not None and (word.number, word.run_id) == (number, run_id)
+        return None
+    is_of_claim = word is not None and (word.number, word.run_id) == (number, run_id)
+    return word if is_of_claim else None
 
 
 def scan_pins(run: Folder) -> dict[Attempt, Pin | None]:
@@ -116,7 +139,7 @@ def scan_pins(run: Folder) -> dict[Attempt, Pin | None]:
 
 def _read_pin(folder: Folder, name: str, attempt: Attempt) -> Pin | None:
     try:
-        pin = read_document(folder, Pin, name)
-    except (Corrupt, Reject, PermissionError):
+        pin = _read_entry(folder, Pin, name)
+    except (Corrupt, Reject):
         return None
     return pin if pin is not None and pin.attempt == attempt else None

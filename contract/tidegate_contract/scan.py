@@ -5,21 +5,27 @@ declared sizes. Discovery, restore, retention and reports all ask here. Reads on
 any process that may read the folder.
 """
 
+import errno
 import os
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TypeVar
 
 from tidegate_contract.digest import ContentDigest, ContentHasher, sha256_hex
 from tidegate_contract.document import decode
 from tidegate_contract.errors import Corrupt, Reject
 from tidegate_contract.folder import Folder
+from tidegate_contract.identity import LineageClaim
 from tidegate_contract.layout import (
     COMMIT,
+    LINEAGES,
     MANIFEST,
     METADATA,
     TRASH,
     Attempt,
     parse_announced_file,
+    parse_lineage_file,
     parse_seal_file,
     parse_step_folder,
 )
@@ -35,6 +41,10 @@ from tidegate_contract.seal import (
 )
 
 _READ_BYTES = 4 << 20
+_NO_FOLDER = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+"""Open of a folder's name that is missing, a file or a link: no step can lie behind it."""
+
+D = TypeVar("D")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +88,8 @@ def scan_steps(run: Folder, run_id: str) -> list[StepRecord]:
     might see no step at all. Seals and manifests of any other run than `run_id` are refused.
     """
     records = _scan_inside(run, "", run_id)
-    try:
-        trash = run.child(TRASH)
-    except FileNotFoundError:
+    trash = _find_folder(run, TRASH)
+    if trash is None:
         return records
     with trash:
         records += _scan_inside(trash, f"{TRASH}/", run_id)
@@ -110,6 +119,76 @@ def _scan_inside(
     return records
 
 
+def _find_folder(folder: Folder, name: str) -> Folder | None:
+    """A folder inside this one; None for anything else that has its name.
+
+    Raises:
+        OSError: it cannot be opened: what it holds is not known.
+    """
+    try:
+        return folder.child(name)
+    except OSError as error:
+        if error.errno not in _NO_FOLDER:
+            raise
+        return None
+
+
+def scan_run_ids(run: Folder) -> dict[str, str | None]:
+    """Which run the documents in a run's folder name, `run.json` aside.
+
+    Called by whoever is about to write a damaged `run.json` anew.
+
+    Returns:
+        Path of a step folder, or of a lineage claim, → run id. A step folder has that of its first
+        readable document; None where it has none.
+
+    Raises:
+        OSError: a folder cannot be listed.
+    """
+    told = dict(_step_run_ids(run, ""))
+    for name, ids in ((TRASH, _step_run_ids), (LINEAGES, _claim_run_ids)):
+        inside = _find_folder(run, name)
+        if inside is not None:
+            with inside:
+                told |= ids(inside, f"{name}/")
+    return told
+
+
+def _step_run_ids(folder: Folder, prefix: str) -> Iterator[tuple[str, str | None]]:
+    for name in folder.names():
+        if parse_step_folder(name) is None:
+            continue
+        try:
+            with folder.child(name) as step:
+                yield f"{prefix}{name}", _step_run_id(step)
+        except OSError:
+            yield f"{prefix}{name}", None
+
+
+def _step_run_id(step: Folder) -> str | None:
+    for name in [MANIFEST, *step.names()]:
+        cls: type[Manifest] | type[Seal] = Manifest if name == MANIFEST else Seal
+        is_seal = parse_seal_file(name) is not None or parse_announced_file(name) is not None
+        found = _read_or_none(step, cls, name) if is_seal or cls is Manifest else None
+        if found is not None:
+            return found.run_id
+    return None
+
+
+def _claim_run_ids(lineages: Folder, prefix: str) -> Iterator[tuple[str, str | None]]:
+    for name in lineages.names():
+        claim = _read_or_none(lineages, LineageClaim, name) if parse_lineage_file(name) else None
+        if claim is not None:
+            yield f"{prefix}{name}", claim.run_id
+
+
+def _read_or_none(folder: Folder, cls: type[D], name: str) -> D | None:
+    try:
+        return read_document(folder, cls, name)
+    except (OSError, Corrupt, Reject):
+        return None  # another document may tell
+
+
 def scan_step(step: Folder, attempt: Attempt, folder: str, run_id: str) -> StepRecord:
     """The record of one open step folder.
 
@@ -122,7 +201,7 @@ def scan_step(step: Folder, attempt: Attempt, folder: str, run_id: str) -> StepR
     problems: list[str] = []
     expected = (attempt, run_id)
     announced = read_seals(step, parse_announced_file, expected, problems)
-    sealed = read_seals(step, parse_seal_file, expected, problems)
+    sealed = read_seals(step, parse_seal_file, expected, problems, announced)
     sound = {}
     for rank, seal in sealed.items():
         # announcements exist on the remote tier only, and so do not the files of scope LOCAL there
@@ -151,6 +230,7 @@ def read_seals(
     parse_name: Callable[[str], int | None],
     expected: tuple[Attempt, str],
     problems: list[str],
+    known: Mapping[int, Seal] = MappingProxyType({}),
 ) -> dict[int, Seal]:
     """Rank → seal of all readable seals, or announcements, of one open step folder.
 
@@ -159,6 +239,8 @@ def read_seals(
         parse_name: which documents: `parse_seal_file` or `parse_announced_file`.
         expected: attempt and run id that they must have.
         problems: takes a sentence for each that was refused.
+        known: the same ranks' equal documents, to take the place of new ones: a step of many files
+            has two of each, and half a KiB for each file in either.
     """
     seals = {}
     for name in step.names():
@@ -173,7 +255,7 @@ def read_seals(
         if seal is None:
             continue
         if (seal.rank, (seal.attempt, seal.run_id)) == (rank, expected):
-            seals[rank] = seal
+            seals[rank] = known[rank] if known.get(rank) == seal else seal
         else:
             problems.append(f"{step.path}/{name}: belongs to another rank, attempt or run")
     return seals

@@ -282,7 +282,7 @@ class Report:
         backlog: of this node.
         flushed_bytes: of the step being copied, on this node.
         remote_reason: `OK`, or why the remote tier does not take data.
-        remote_message: a sentence for people; empty when OK.
+        remote_message: a sentence for people; when OK it is empty, or says why old steps stay.
         known_request_id: the newest request this sidecar has; the gate answers at once when it has
             another one. 0 means none.
         known_policy_digest: SHA-256 of the policy document this sidecar works by; alike.

@@ -4,16 +4,19 @@ import argparse
 import logging
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from tidegate_contract import keys
-from tidegate_contract.errors import Reject
+from tidegate_contract.errors import Reject, Retry, TidegateError
 from tidegate_sidecar.agent import run_agent
 from tidegate_sidecar.agent_settings import CONFIG_FILE, ENV_CONFIG, parse_agent_settings
-from tidegate_sidecar.flush import Ending, flush, flush_once
+from tidegate_sidecar.flush import Ending, Pass, flush, flush_once
 from tidegate_sidecar.health import set_up_logging
+from tidegate_sidecar.memory import limit_pass
 from tidegate_sidecar.settings import (
     Settings,
     parse_policy,
@@ -23,12 +26,16 @@ from tidegate_sidecar.settings import (
 
 logger = logging.getLogger(__name__)
 
+_LIMITED_FILES = 2
+"""Copied at once where memory is short: each takes a buffer and a stack, 5 MiB."""
+
 
 def main() -> int:
     """Runs the role that the command line names.
 
     Returns:
-        The exit status: 0 done, 1 a single pass could not do everything, 2 wrong settings.
+        The exit status: 0 done, 1 a single pass could not do everything or met damage, 2 wrong
+        settings.
     """
     set_up_logging()
     os.umask(0o007)  # whatever is made here is its group's too
@@ -45,6 +52,9 @@ def main() -> int:
     except (Reject, OSError) as error:
         logger.error("cannot go on", extra={"error": str(error)})
         return 2
+    except TidegateError as error:
+        logger.error("cannot go on", extra={"error": str(error)})
+        return 1
 
 
 def _ending(*, follows_parent: bool) -> Ending:
@@ -72,10 +82,27 @@ def _once(words: argparse.Namespace) -> int:
         policy=parse_policy(os.environ),
         is_single_pass=True,
     )
-    done = flush_once(settings, partial(_beat, words.progress_fd))
+    done = _flush_within(settings, words.memory, partial(_beat, words.progress_fd))
     for line in done.lines:
         sys.stdout.write(f"{line}\n")
     return 0 if done.is_whole else 1
+
+
+def _flush_within(
+    settings: Settings, memory_mib: int | None, on_progress: Callable[[], None]
+) -> Pass:
+    if memory_mib is None:
+        return flush_once(settings, on_progress)
+    limit_pass(memory_mib)
+    files = min(settings.policy.files_per_node, _LIMITED_FILES)
+    policy = replace(settings.policy, files_per_node=files)
+    with suppress(MemoryError):
+        return flush_once(replace(settings, policy=policy), on_progress)
+    # only here, where nothing holds what filled the memory any more
+    raise Retry(
+        f"{settings.local}: needs more memory than the {memory_mib} MiB that a copy may take; raise"
+        " agent.resources.limits.memory, or run `tidegate flush --once` by hand"
+    )
 
 
 def _beat(fd: int | None) -> None:
@@ -110,6 +137,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FD",
         type=int,
         help="descriptor that takes a byte whenever --once gets on",
+    )
+    flusher.add_argument(
+        "--memory",
+        metavar="MIB",
+        type=int,
+        help="memory that --once and the process that it starts may take together",
     )
     roles.add_parser("agent", help="serve a node: run folders, and steps of pods that are gone")
     return parser

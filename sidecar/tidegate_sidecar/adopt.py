@@ -1,8 +1,8 @@
 """Takes over what dead pods left sealed on this node. `decide_adoptions` is pure, the rest I/O.
 
 A copy runs as its own process under the run's user, never as the agent: it reads what a tenant
-wrote. Whether anything is still missing on the remote tier only that process finds out; a folder
-that it left whole is not looked at again before it changes.
+wrote, within a bound on its memory (`memory`). Whether anything is still missing on the remote tier
+only that process finds out; a folder that it left whole waits for a change, or for its next visit.
 """
 
 import logging
@@ -13,6 +13,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from tidegate_contract import keys
@@ -24,6 +26,7 @@ from tidegate_contract.wire import Target
 from tidegate_sidecar.agent_settings import LocalTier, RemoteTier
 from tidegate_sidecar.folders import read_target
 from tidegate_sidecar.lock import FlushLock
+from tidegate_sidecar.memory import share_of_container
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +37,13 @@ _MAX_RETRY_SECONDS = 1800.0
 SILENT_SECONDS = 600.0
 """A copy without progress for so long holds a slot that others need: it gave each stalled task up
 long before, and its turn among the nodes has come."""
+REVISIT_SECONDS = 1800.0
+"""After a whole copy: a file of it that is set aside as damaged on the remote tier later may be had
+from this node only. Seldom enough that each dead run costs a second of one core in an hour."""
+MAX_FOLDERS = 256
+"""Step folders of one run that are opened at a look, newest first: a tenant can leave any number,
+and each look opens them all. A local tier keeps a handful, and only the newest sealed is copied."""
+_TOO_MANY = f"more than {MAX_FOLDERS} step folders: only the newest are looked at"
 _STALLS = 5
 """Or for so many of the policy's stall timeouts, where these are long."""
 _KILLED = -signal.SIGKILL
@@ -96,16 +106,24 @@ def decide_adoptions(
         and left.run not in live_runs | running
         and _is_due(left, attempted.get(left.run), now)
     ]
+    due.sort(key=lambda left: _is_whole(left, attempted.get(left.run)))  # those can wait
     return due[: max(0, MAX_ADOPTIONS - len(running))]
 
 
 def _is_due(left: Leftover, last: Attempted | None, now: float) -> bool:
     if last is None or last.signature != left.signature:
         return True
-    if last.failures == 0:
-        return False
-    wait = min(_RETRY_SECONDS * float(2 ** min(last.failures - 1, 16)), _MAX_RETRY_SECONDS)
-    return now - last.ended_at >= wait
+    return now - last.ended_at >= _wait_seconds(last.failures)
+
+
+def _wait_seconds(failures: int) -> float:
+    if failures == 0:
+        return REVISIT_SECONDS
+    return min(_RETRY_SECONDS * float(2 ** min(failures - 1, 16)), _MAX_RETRY_SECONDS)
+
+
+def _is_whole(left: Leftover, last: Attempted | None) -> bool:
+    return last is not None and last.signature == left.signature and last.failures == 0
 
 
 def observe_leftovers(tier: LocalTier, tell: Callable[[str, str], None]) -> list[Leftover]:
@@ -132,16 +150,19 @@ def observe_leftovers(tier: LocalTier, tell: Callable[[str, str], None]) -> list
                     tell(namespace, str(error))
                     continue
                 for name in names:
+                    run = f"{namespace}/{name}"
                     try:
-                        left = _leftover(tier, parent, f"{namespace}/{name}")
+                        left = _leftover(tier, parent, run, partial(tell, run))
                     except (OSError, Corrupt, Reject) as error:
-                        tell(f"{namespace}/{name}", str(error))
+                        tell(run, str(error))
                         continue
                     found += [left] if left else []
     return found
 
 
-def _leftover(tier: LocalTier, parent: Folder, run: str) -> Leftover | None:
+def _leftover(
+    tier: LocalTier, parent: Folder, run: str, tell: Callable[[str], None]
+) -> Leftover | None:
     name = run.partition("/")[2]
     target = read_target(parent, name)
     if target is None:
@@ -151,7 +172,7 @@ def _leftover(tier: LocalTier, parent: Folder, run: str) -> Leftover | None:
     except FileNotFoundError:
         return None
     with folder:
-        signature = _signature(folder)
+        signature = _signature(folder, tell)
         if not signature or not _is_free(folder):
             return None
     return Leftover(
@@ -159,16 +180,14 @@ def _leftover(tier: LocalTier, parent: Folder, run: str) -> Leftover | None:
     )
 
 
-def _signature(run: Folder) -> tuple[tuple[str, int], ...]:
+def _signature(run: Folder, tell: Callable[[str], None]) -> tuple[tuple[str, int], ...]:
+    newest_first = (n for n in reversed(run.names()) if parse_step_folder(n) is not None)
+    names = list(islice(newest_first, MAX_FOLDERS + 1))
+    if len(names) > MAX_FOLDERS:
+        tell(_TOO_MANY)
     sealed = []
-    for name in run.names():
-        if parse_step_folder(name) is None:
-            continue
-        try:
-            step = run.child(name)
-        except OSError:
-            continue
-        with step:
+    for name in reversed(names[:MAX_FOLDERS]):
+        with suppress(OSError), run.child(name) as step:  # one that cannot be read hides no other
             if any(parse_seal_file(file) is not None for file in step.names()):
                 sealed.append((name, os.fstat(step.fd).st_mtime_ns))
     return tuple(sealed)
@@ -291,6 +310,7 @@ def _start_copy(left: Leftover, root: Path, progress: int) -> subprocess.Popen[b
         *("--local", str(left.folder)),
         *("--remote", str(root / left.target.path)),
         *("--remote-root", str(root)),
+        *("--memory", str(share_of_container(MAX_ADOPTIONS))),
         *("--progress-fd", str(progress)),
     ]
     kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LANG") if name in os.environ}

@@ -12,6 +12,7 @@ from typing import assert_never
 
 from tidegate_contract.errors import TidegateError
 from tidegate_sidecar.faults import RemoteDamaged, SourceError, fault_of
+from tidegate_sidecar.memory import take_rest
 from tidegate_sidecar.tasks import (
     Announce,
     CommitNow,
@@ -25,6 +26,9 @@ from tidegate_sidecar.tasks import (
     Task,
 )
 from tidegate_sidecar.transfer import Cancelled, Meter, TokenBucket
+
+_COPY_STACK_BYTES = 1 << 20
+"""Of the threads that copy: they parse nothing, and what is reserved counts as taken."""
 
 
 class Child:
@@ -45,6 +49,7 @@ class Child:
         """Reads orders until the parent is gone."""
         for lane in Lane:
             threading.Thread(target=self._work, args=(lane,), name=lane, daemon=True).start()
+        threading.stack_size(_COPY_STACK_BYTES)
         while True:
             try:
                 order = self._connection.recv()
@@ -117,6 +122,7 @@ class Child:
 def main() -> None:
     """Serves the connection whose descriptor is the one argument."""
     os.umask(0o007)
+    take_rest()
     Child(Connection(int(sys.argv[1]))).serve()
     os._exit(0)  # threads may hang on the remote tier
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tidegate_contract.errors import Corrupt, Reject, Retry
+from tidegate_contract.seal import FileEntry
 
 
 class Reason(StrEnum):
@@ -51,13 +52,13 @@ class SourceError(Exception):
     """A local file of an attempt could not be read, or is not what its seal says.
 
     Attributes:
-        damaged_file: its name, if its bytes were read and are wrong.
+        damaged: what the file should be, if its bytes were read and are wrong.
     """
 
-    def __init__(self, message: str, damaged_file: str | None = None) -> None:
-        """Keeps the sentence and the name."""
+    def __init__(self, message: str, damaged: FileEntry | None = None) -> None:
+        """Keeps the sentence and what the file should be."""
         super().__init__(message)
-        self.damaged_file = damaged_file
+        self.damaged = damaged
 
 
 class RemoteDamaged(Exception):
@@ -93,10 +94,12 @@ def fault_of(error: Exception) -> Fault:
                 side=Side.SOURCE,
                 reason=Reason.OK,
                 message=str(error),
-                damaged_file=error.damaged_file,
+                damaged_file=error.damaged.name if error.damaged else None,
             )
         case RemoteDamaged():
             return unreadable(str(error))
+        case MemoryError():
+            return unreadable("it takes more memory than this process may have")
         case Corrupt():
             return Fault(side=Side.ATTEMPT, reason=Reason.OK, message=str(error))
         case Reject():

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 from types import FrameType
 
 from tidegate_contract import keys
@@ -13,6 +14,7 @@ from tidegate_contract.errors import Corrupt, Reject
 from tidegate_contract.folder import Folder
 from tidegate_contract.identity import RunIdentity
 from tidegate_contract.layout import RUN_DOCUMENT
+from tidegate_contract.publish import mend_identity
 from tidegate_contract.run_documents import read_identity
 from tidegate_sidecar.faults import Reason
 from tidegate_sidecar.health import Health, serve
@@ -111,15 +113,26 @@ def _flush_folder(settings: Settings, run: Folder, health: Health, ending: Endin
 
 
 def _wait_for_identity(run: Folder, health: Health, ending: Ending) -> RunIdentity | None:
-    while (identity := read_identity(run)) is None:
-        if ending.is_due:
-            return None
-        health.beat(
-            phase="WaitingForRun",
-            message=f"{run.path}/{RUN_DOCUMENT} is not there yet: the trainer writes it",
-        )
+    """The run's identity; None if the end comes before it does.
+
+    A damaged one is waited for: a sound copy lies on the remote tier only, which this process does
+    not touch. The trainer has it; and once the pods are gone, the pass that takes their steps over.
+    """
+    told = ""
+    while True:
+        try:
+            identity = read_identity(run)
+            message = f"{run.path}/{RUN_DOCUMENT} is not there yet: the trainer writes it"
+        except Corrupt as error:
+            identity = None
+            message = f"{error}; the trainer writes it anew when it starts"
+            if message != told:
+                told = message
+                logger.error("the run is not known", extra={"error": message})
+        if identity is not None or ending.is_due:
+            return identity
+        health.beat(phase="WaitingForRun", message=message)
         time.sleep(_WAIT_SECONDS)
-    return identity
 
 
 def _flush_run(
@@ -130,12 +143,22 @@ def _flush_run(
     try:
         while True:
             loop.is_finishing = loop.is_finishing or ending.is_due
-            beat = loop.beat()
+            beat = _beat(loop, run, identity)
             if beat is not Beat.ON:
                 return beat
             loop.wait()
     finally:
         loop.close()
+
+
+def _beat(loop: Loop, run: Folder, identity: RunIdentity) -> Beat:
+    """A beat that gives a local `run.json` which was damaged meanwhile its bytes back."""
+    try:
+        return loop.beat()
+    except Corrupt as error:
+        mend_identity(run, identity, needs_word=False)
+        logger.warning("the run's identity is written anew", extra={"error": str(error)})
+    return loop.beat()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,17 +185,16 @@ def flush_once(settings: Settings, on_progress: Callable[[], None] = lambda: Non
 
     Raises:
         Reject: the folder is no run's folder, or another process flushes it.
+        Corrupt: its `run.json` is damaged, and the remote tier has no sound copy that fits.
         OSError: the local folder cannot be read.
     """
     with Folder.open(settings.local) as run:
-        identity = read_identity(run)
-        if identity is None:
-            raise Reject(f"{settings.local}/{RUN_DOCUMENT} is missing: not a run's folder")
+        identity = _identity_of(run, settings)
         loop = Loop(replace(settings, is_single_pass=True), run, identity, Health())
         try:
             loop.is_finishing = True
             reached = loop.reached
-            while loop.beat() is Beat.ON and not _is_hopeless(loop.troubles.worst):
+            while _beat(loop, run, identity) is Beat.ON and not _is_hopeless(loop.troubles.worst):
                 if loop.reached != reached:
                     reached = loop.reached
                     on_progress()
@@ -182,6 +204,36 @@ def flush_once(settings: Settings, on_progress: Callable[[], None] = lambda: Non
             return _summary(loop)
         finally:
             loop.close()
+
+
+def _identity_of(run: Folder, settings: Settings) -> RunIdentity:
+    """The run's identity, mended where that can be: no trainer may ever come to do it.
+
+    Only a single pass may ask the remote tier itself: whoever started it can give it up.
+    """
+    try:
+        identity = read_identity(run)
+    except Corrupt as error:
+        identity = mend_identity(run, _remote_copy(settings, error))
+        logger.warning("the run's identity is written anew", extra={"error": str(error)})
+    if identity is None:
+        raise Reject(f"{settings.local}/{RUN_DOCUMENT} is missing: not a run's folder")
+    return identity
+
+
+def _remote_copy(settings: Settings, damage: Corrupt) -> RunIdentity:
+    try:
+        with (
+            Folder.open(settings.remote_root) as root,
+            root.below(PurePosixPath(settings.remote).parts) as folder,
+        ):
+            found = read_identity(folder)
+    except (OSError, Corrupt, Reject) as error:
+        raise Corrupt(f"{damage}; nor can the remote tier's copy be read: {error}") from error
+    if found is None:
+        raise Corrupt(f"{damage}; {folder.path} has no copy of it") from damage
+    # a stranger may have written that one, and trainers take this process's word for whom it names
+    return replace(found, uid=os.getuid())
 
 
 def _is_hopeless(worst: Trouble | None) -> bool:

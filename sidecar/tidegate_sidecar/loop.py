@@ -18,7 +18,7 @@ from tidegate_contract.folder import Folder
 from tidegate_contract.identity import RunIdentity
 from tidegate_contract.layout import CONTROL_DOCUMENT, Attempt
 from tidegate_contract.wire import Report
-from tidegate_sidecar.clocks import NEVER, Clocks
+from tidegate_sidecar.clocks import Clocks
 from tidegate_sidecar.control import LiveControl
 from tidegate_sidecar.decide import (
     Copy,
@@ -40,7 +40,7 @@ from tidegate_sidecar.health import Health
 from tidegate_sidecar.local_writes import LocalWrites
 from tidegate_sidecar.lock import FlushLock
 from tidegate_sidecar.observe import LocalView, StepScanner, observe_local
-from tidegate_sidecar.removal import do_each, empty_step, quarantine_file, trash_step
+from tidegate_sidecar.removal import do_each, empty_step, trash_step
 from tidegate_sidecar.report import Reporter, Speaker, build_report
 from tidegate_sidecar.retention import (
     RemotePlan,
@@ -224,18 +224,18 @@ class Loop:
         elif not outcome.is_cancelled:
             self._troubles.succeed(kind)
         if outcome.view is not None:
-            self._see(outcome.view, now)
+            self._see(outcome.view, now - outcome.seconds, now)
         if isinstance(outcome.task, CopyRanks):
-            self._clocks.looked_at = NEVER
+            self._clocks.end_copy(outcome.task.attempt, now)
             self._health.metrics.flushed.inc(outcome.copied_bytes)
             if outcome.fault is None and not outcome.is_cancelled:
                 self._health.metrics.flush_seconds.observe(outcome.seconds)
                 self._log("copied", outcome.task.attempt, seconds=round(outcome.seconds, 3))
 
-    def _see(self, view: RemoteView, now: float) -> None:
+    def _see(self, view: RemoteView, began: float, now: float) -> None:
         old = self._remote.newest if self._remote else None
         self._remote = view
-        self._clocks.see(view, now)
+        self._clocks.see(view, began, now)
         if view.newest is not None and (old is None or old.attempt != view.newest.attempt):
             self._health.metrics.commits.inc()
             self._log("durable", view.newest.attempt)
@@ -256,8 +256,6 @@ class Loop:
         self._troubles.refuse(attempt, now)
         if fault.damaged_file is not None:
             self._health.metrics.verify_failures.inc()
-            aside = partial(quarantine_file, self._run, attempt, fault.damaged_file)
-            self._writes.attempt("quarantine", aside, now)
 
     def _start_copy(self, facts: Facts, queue: tuple[Queued, ...], now: float) -> None:
         if self._workers.running(Lane.COPY) is not None:
@@ -265,7 +263,7 @@ class Loop:
                 self._workers.cancel_copy()
             return
         copy = decide_copy(facts, queue)
-        if not isinstance(copy, Copy):
+        if not isinstance(copy, Copy) or copy.attempt == self._clocks.unseen:
             return
         task = CopyRanks(
             attempt=copy.attempt,

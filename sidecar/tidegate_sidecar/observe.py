@@ -7,29 +7,31 @@ import errno
 import os
 import time
 from collections.abc import Callable, Container
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 
 from tidegate_contract.document import decode
-from tidegate_contract.errors import Corrupt, Reject
-from tidegate_contract.folder import Folder
-from tidegate_contract.identity import RunIdentity
+from tidegate_contract.errors import Corrupt, Reject, TidegateError
+from tidegate_contract.folder import ENTRY_ERRORS, Folder
+from tidegate_contract.identity import LineageClaim, RunIdentity
 from tidegate_contract.layout import (
     CONTROL_DOCUMENT,
     TRASH,
     Attempt,
+    parse_emptied_folder,
     parse_state_file,
     parse_step_folder,
     step_folder,
 )
+from tidegate_contract.restore_point import merge_claims
 from tidegate_contract.run_documents import read_identity, scan_claims, scan_pins
 from tidegate_contract.scan import StepRecord, scan_step
 from tidegate_contract.wire import Control, TrainerState
 from tidegate_sidecar.view import RemoteView, StepView, view_of
 
 D = TypeVar("D")
-ENTRY_ERRORS = frozenset({errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
-"""What one entry of a shared file system may answer while the tier itself is well."""
+T = TypeVar("T")
 _UNREAD = (0, 0, 0)
 """Stamp of what could not be read: no folder has it, so the next look tries again."""
 _SETTLED_SECONDS = 2.0
@@ -190,7 +192,7 @@ def observe_local(run: Folder, scanner: StepScanner | None) -> LocalView:
     return LocalView(
         identity=identity,
         steps=tuple(step for step in steps if not step.is_in_trash),
-        trash=tuple(step.attempt for step in steps if step.is_in_trash),
+        trash=(*find_half_emptied(run), *(s.attempt for s in steps if s.is_in_trash)),
         states=_read_states(run, identity.run_id),
         control=read_control(run),
         used_percent=100.0 * (1 - disk.f_bavail / disk.f_blocks) if disk.f_blocks else 0.0,
@@ -218,17 +220,18 @@ def _read(run: Folder, name: str, cls: type[D]) -> D | None:
     try:
         data = run.read(name)
         return None if data is None else decode(cls, data, f"{run.path}/{name}")
-    except (Corrupt, Reject):
-        return None  # the writer replaces it within seconds
+    except (OSError, Corrupt, Reject):
+        return None  # the writer replaces it within seconds, and it holds up nothing else
 
 
 def observe_remote(
-    run: Folder, scanner: StepScanner, run_id: str, tick: Callable[[], None]
+    run: Folder, near: Folder, scanner: StepScanner, run_id: str, tick: Callable[[], None]
 ) -> RemoteView:
     """The run's folder on the remote tier; its newest commit is not confirmed yet.
 
     Args:
         run: the open folder.
+        near: the run's open folder on this node; its claims fill gaps of the remote tier's.
         scanner: of its step folders.
         run_id: claims of another run are left out.
         tick: called after each step folder.
@@ -237,12 +240,55 @@ def observe_remote(
         OSError: the remote tier cannot be read.
     """
     steps = tuple(scanner.scan(tick))
-    return RemoteView(
+    claims = _unless_refused(partial(scan_claims, run, run_id))
+    pins = _unless_refused(partial(scan_pins, run))
+    view = RemoteView(
         steps=steps,
-        claims=tuple(scan_claims(run, run_id)),
+        claims=merge_claims(claims or (), _scan_near_claims(near, run_id)),
         trash_age_seconds=_trash_ages(run, [step for step in steps if step.is_in_trash]),
-        pins=frozenset(scan_pins(run)),
+        pins=frozenset(pins or ()),
+        half_emptied=find_half_emptied(run),
     )
+    return view if claims is not None and pins is not None else _hold_all(view)
+
+
+def _unless_refused(read: Callable[[], T]) -> T | None:
+    """None where a folder that is no step's cannot be opened although the tier is well."""
+    try:
+        return read()
+    except OSError as error:
+        if error.errno not in ENTRY_ERRORS:
+            raise
+        return None
+
+
+def _hold_all(view: RemoteView) -> RemoteView:
+    """As if each step were pinned and none had lain in `.trash` for long.
+
+    Nobody knows which are, or which is the newest after a rollback; copies and commits go on.
+    """
+    outside = frozenset(step.attempt for step in view.steps if not step.is_in_trash)
+    return replace(view, pins=outside, trash_age_seconds={})
+
+
+def _scan_near_claims(near: Folder, run_id: str) -> list[LineageClaim]:
+    """Mirrors, and the claims of restores that had no remote tier; unreadable they are as none."""
+    try:
+        return scan_claims(near, run_id)
+    except (OSError, TidegateError):
+        return []
+
+
+def find_half_emptied(run: Folder) -> tuple[Attempt, ...]:
+    """Steps whose removal a crash left half done; a `.trash` that cannot be read has none."""
+    try:
+        with run.child(TRASH) as trash:
+            names = trash.names()
+    except OSError as error:
+        if error.errno in ENTRY_ERRORS | {errno.ENOENT}:
+            return ()
+        raise
+    return tuple(a for name in names if (a := parse_emptied_folder(name)) is not None)
 
 
 def _trash_ages(run: Folder, steps: list[StepView]) -> dict[Attempt, float]:

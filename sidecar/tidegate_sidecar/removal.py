@@ -1,4 +1,4 @@
-"""Takes steps out of sight and out of existence: `.trash` and quarantine. I/O, on either tier.
+"""Takes steps out of sight and out of existence, and holds them: `.trash`. I/O, on either tier.
 
 A step is renamed into `.trash` before anything in it is unlinked, so that no reader ever sees half
 of it under its name. Only names that the format knows are unlinked. Called by whoever applies a
@@ -12,26 +12,28 @@ from contextlib import suppress
 
 from tidegate_contract.errors import Corrupt, Reject
 from tidegate_contract.folder import Folder
+from tidegate_contract.identity import Pin
 from tidegate_contract.layout import (
     COMMIT,
     MANIFEST,
     METADATA,
     METADATA_REMOTE,
-    QUARANTINE,
     TRASH,
     Attempt,
+    emptied_folder,
     is_temp_file,
     parse_announced_file,
     parse_data_file,
     parse_seal_file,
-    quarantined_file,
     step_folder,
 )
-from tidegate_contract.run_documents import read_document
+from tidegate_contract.publish import remove_pin, write_pin
+from tidegate_contract.run_documents import read_document, scan_pins
 from tidegate_contract.scan import confirm_commit
 from tidegate_contract.seal import Manifest, Seal
 
 _OCCUPIED = frozenset({errno.ENOTEMPTY, errno.EEXIST})
+_LOOKS = 3
 
 
 def is_durable(run: Folder, attempt: Attempt, run_id: str) -> bool:
@@ -89,12 +91,47 @@ def restore_step(run: Folder, attempt: Attempt) -> None:
         trash.sync()
 
 
+def pin_step(run: Folder, pin: Pin) -> int | None:
+    """Pins a commit and sees to it that it is there.
+
+    Retention reads the pins before it moves a step and again before it empties one; here the pin
+    is written first and the step looked at afterwards, so one of the two sees the other.
+
+    Returns:
+        How often the step had to be moved back from `.trash`; None if it was removed meanwhile:
+        it is not pinned then.
+
+    Raises:
+        OSError: the tier fails; the step may or may not be pinned.
+    """
+    write_pin(run, pin)
+    for looks in range(_LOOKS):
+        if is_durable(run, pin.attempt, pin.run_id):
+            return looks
+        if not lies_in_trash(run, step_folder(pin.attempt)):
+            break
+        restore_step(run, pin.attempt)
+    remove_pin(run, pin.attempt)
+    return None
+
+
+def lies_in_trash(run: Folder, name: str) -> bool:
+    """Whether `.trash` holds a folder of this name now, whatever is left in it."""
+    try:
+        with run.child(TRASH) as trash, trash.child(name):
+            return True
+    except FileNotFoundError:
+        return False
+
+
 def empty_step(run: Folder, attempt: Attempt, tick: Callable[[], None] = lambda: None) -> bool:
     """Removes a step that lies in `.trash`; a second call finishes what a crash left.
 
-    COMMIT goes first, then data, then the documents that name the data: whatever is left after a
-    crash counts for nothing and still says what it is. A folder with names that the format does not
-    know is left with those. One with a document that cannot be read stays whole.
+    The step first takes a name that is none to readers, and then the pins are read once more:
+    whoever pinned it before keeps it, whoever comes later finds it gone. COMMIT goes first, then
+    data, then the documents that name the data: whatever is left after a crash counts for nothing
+    and still says what it is. A folder with names that the format does not know is left with those.
+    One with a document that cannot be read stays whole, and in its place.
 
     Args:
         run: the run's folder.
@@ -107,23 +144,62 @@ def empty_step(run: Folder, attempt: Attempt, tick: Callable[[], None] = lambda:
     Raises:
         OSError: it cannot be read or written.
     """
-    name = step_folder(attempt)
     with run.ensure_child(TRASH) as trash:
-        try:
-            step = trash.child(name)
-        except FileNotFoundError:
+        is_any = _empty(run, trash, attempt, tick)
+        if _take_away(run, trash, attempt):
+            is_any |= _empty(run, trash, attempt, tick)
+    return is_any
+
+
+def _take_away(run: Folder, trash: Folder, attempt: Attempt) -> bool:
+    """Hides a step of `.trash` from readers; False if it is gone, pinned, or its place is taken."""
+    name = step_folder(attempt)
+    try:
+        with trash.child(name) as step:
+            _has_commit(step), _removable(step)  # raises what keeps it where it is
+        if attempt in scan_pins(run):
             return False
-        with step:
-            has_commit, files = _has_commit(step), _removable(step)
-            if has_commit:
-                step.remove(COMMIT)
-            step.sync()
-            for file in files:
-                step.remove(file)
-                tick()
-        is_gone = _remove_empty(trash, name)
-        trash.sync()
+        trash.rename(name, emptied_folder(attempt))
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        if error.errno in _OCCUPIED:
+            return False
+        raise
+    return True
+
+
+def _empty(run: Folder, trash: Folder, attempt: Attempt, tick: Callable[[], None]) -> bool:
+    name = emptied_folder(attempt)
+    try:
+        step = trash.child(name)
+    except FileNotFoundError:
+        return False
+    with step:
+        has_commit, files = _has_commit(step), _removable(step)
+        if has_commit and attempt in scan_pins(run):
+            _bring_back(trash, attempt)
+            return False
+        if has_commit:
+            step.remove(COMMIT)
+        step.sync()
+        for file in files:
+            step.remove(file)
+            tick()
+    is_gone = _remove_empty(trash, name)
+    trash.sync()
     return is_gone or has_commit or bool(files)
+
+
+def _bring_back(trash: Folder, attempt: Attempt) -> None:
+    try:
+        trash.rename(emptied_folder(attempt), step_folder(attempt))
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        if error.errno not in _OCCUPIED:
+            raise
+    trash.sync()
 
 
 def _has_commit(step: Folder) -> bool:
@@ -201,20 +277,3 @@ def _declared(step: Folder, documents: list[str]) -> set[str]:
             continue  # names of data files of our own are known by their form
         names |= {entry.name for entry in found.files} if found is not None else set()
     return names
-
-
-def quarantine_file(run: Folder, attempt: Attempt, name: str) -> None:
-    """Moves one damaged file aside, for people; its step is incomplete from then on.
-
-    A step or file that is gone stays gone.
-    """
-    try:
-        step = run.child(step_folder(attempt))
-    except FileNotFoundError:
-        return
-    with step, run.ensure_child(QUARANTINE) as quarantine:
-        if step.size(name) is None:
-            return
-        step.rename(name, quarantined_file(attempt, name), quarantine)
-        quarantine.sync()
-        step.sync()

@@ -26,6 +26,7 @@ from tidegate_contract.layout import step_folder
 from tidegate_contract.wire import Backlog, DurableNote, Reply, Report
 from tidegate_sidecar.decide import Facts, Queued
 from tidegate_sidecar.faults import Reason
+from tidegate_sidecar.retention import explain_wait
 from tidegate_sidecar.settings import Gate, Settings
 from tidegate_sidecar.trouble import Trouble
 from tidegate_sidecar.view import StepView
@@ -121,7 +122,7 @@ def build_report(
         backlog=build_backlog(facts, queue),
         flushed_bytes=flushed_bytes,
         remote_reason=trouble.reason if trouble else Reason.OK,
-        remote_message=trouble.message if trouble else "",
+        remote_message=trouble.message if trouble else explain_wait(facts.remote),
         known_request_id=who.request_id,
         known_policy_digest=sha256_hex(encode(facts.policy)),
     )

@@ -2,14 +2,15 @@
 
 Only verified commits count, ordered by (lineage, step). The newest commit, the newest sealed step,
 what training goes on from and whatever nothing supersedes are never named, nor what is pinned on
-the remote tier. That tier is tidied by the lead alone.
+the remote tier. Nothing is named while a lost claim may have held it. The remote tier is tidied by
+the lead alone.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
-from tidegate_contract.layout import Attempt
+from tidegate_contract.layout import LINEAGES, Attempt, lineage_file
 from tidegate_contract.wire import Phase, TrainerState
 from tidegate_sidecar.view import Key, RemoteView, StepView
 
@@ -78,6 +79,8 @@ def decide_remote_retention(remote: RemoteView, keep: int) -> RemotePlan:
     newest = remote.newest_key
     if newest is None or remote.newest is None:
         return RemotePlan(confirm=None, restore=restore)
+    if remote.lost is not None:
+        return RemotePlan(confirm=remote.newest.attempt, restore=restore, empty=remote.half_emptied)
     commits = _newest_first(remote, (step for step in outside if step.commit))
     kept = {step.attempt for step in commits[: max(1, keep)]} | {remote.newest.attempt} | wanted
     occupied = {step.attempt for step in trashed}  # a slow flusher made such a folder again
@@ -89,12 +92,26 @@ def decide_remote_retention(remote: RemoteView, keep: int) -> RemotePlan:
             for step in outside
             if step.attempt not in kept | occupied and _is_newer(newest, remote.key(step))
         ),
-        empty=tuple(
-            step.attempt
-            for step in trashed
-            if step.attempt not in held
-            and remote.trash_age_seconds.get(step.attempt, 0.0) >= TRASH_GRACE_SECONDS
+        empty=(
+            *remote.half_emptied,
+            *(
+                step.attempt
+                for step in trashed
+                if step.attempt not in held
+                and remote.trash_age_seconds.get(step.attempt, 0.0) >= TRASH_GRACE_SECONDS
+            ),
         ),
+    )
+
+
+def explain_wait(remote: RemoteView | None) -> str:
+    """Why nothing old is removed although it could be; empty where nothing waits."""
+    lost = remote.lost if remote else None
+    if lost is None:
+        return ""
+    return (
+        f"{LINEAGES}/{lineage_file(lost.number)} is damaged and may name any step: old ones stay"
+        f" until a step of lineage {lost.number} or a newer one is durable"
     )
 
 
@@ -126,7 +143,7 @@ def decide_local_retention(
     sealed = _newest_first(remote, (step for step in steps if step.sealed))
     durable = [step for step in sealed if _is_durable(step, remote)]
     kept = {step.attempt for step in [*sealed[: max(1, keep)], *durable[:1]]} | {remote.base}
-    newest = remote.newest_key
+    newest = remote.newest_key if remote.lost is None else None
     superseded = [
         step.attempt
         for step in steps

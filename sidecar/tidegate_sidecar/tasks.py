@@ -14,15 +14,15 @@ from functools import partial
 from pathlib import PurePosixPath
 
 from tidegate_contract.errors import Corrupt, DamagedFile, Reject
-from tidegate_contract.folder import Folder
+from tidegate_contract.folder import ENTRY_ERRORS, Folder
 from tidegate_contract.identity import RunIdentity
 from tidegate_contract.layout import RUN_DOCUMENT, Attempt, step_folder
-from tidegate_contract.publish import commit_step, create_document, set_aside
+from tidegate_contract.publish import commit_step, create_document, mend_identity, set_aside
 from tidegate_contract.run_documents import read_identity, scan_pins
 from tidegate_contract.scan import scan_step
-from tidegate_contract.seal import Seal
+from tidegate_contract.seal import FileEntry, Seal
 from tidegate_sidecar.faults import Fault, RemoteDamaged, SourceError
-from tidegate_sidecar.observe import ENTRY_ERRORS, StepScanner, observe_remote
+from tidegate_sidecar.observe import StepScanner, observe_remote
 from tidegate_sidecar.removal import empty_step, is_durable, restore_step, trash_step
 from tidegate_sidecar.retention import RemotePlan
 from tidegate_sidecar.transfer import Meter, announce_ranks, copy_ranks
@@ -141,7 +141,7 @@ class RemoteTier:
 
     def look(self, tick: Callable[[], None]) -> RemoteView:
         """What is there, with the newest commit made durable and read again."""
-        view = observe_remote(self._remote, self._scanner, self._run_id, tick)
+        view = observe_remote(self._remote, self._local, self._scanner, self._run_id, tick)
         commits = [step for step in view.steps if step.commit and not step.is_in_trash]
         for step in sorted(commits, key=lambda step: view.key(step) or (0, 0, ""), reverse=True):
             if self._confirmed.get(step.attempt) == step or self.confirm(step.attempt):
@@ -218,15 +218,34 @@ class RemoteTier:
     def _trash(self, run: Folder, attempt: Attempt) -> bool:
         return attempt not in scan_pins(run) and trash_step(run, attempt)
 
-    def _empty(self, tick: Callable[[], None], run: Folder, attempt: Attempt) -> bool:
-        return attempt not in scan_pins(run) and empty_step(run, attempt, tick)
+    @staticmethod
+    def _empty(tick: Callable[[], None], run: Folder, attempt: Attempt) -> bool:
+        return empty_step(run, attempt, tick)
 
     def copy(self, task: CopyRanks, meter: Meter) -> int:
-        """Copies and receipts this node's ranks of an attempt."""
+        """Copies and receipts this node's ranks of an attempt.
+
+        Raises:
+            SourceError: a local file cannot be read or is damaged; then it lies in quarantine now.
+        """
         seals = self._local_seals(task.attempt, task.ranks)
         name = step_folder(task.attempt)
         with self._local.child(name) as source, self._remote.ensure_child(name) as target:
-            return copy_ranks(source, target, seals, meter, task.files_at_once)
+            try:
+                return copy_ranks(source, target, seals, meter, task.files_at_once)
+            except SourceError as error:
+                if error.damaged is not None:
+                    self._set_aside(source, task.attempt, error.damaged, str(error))
+                raise
+
+    def _set_aside(self, step: Folder, attempt: Attempt, entry: FileEntry, why: str) -> None:
+        """Reads the file again first: one bad read is not worth a sealed file."""
+        try:
+            is_damaged = set_aside(self._local, step, attempt, entry)
+        except (OSError, Corrupt) as error:
+            raise SourceError(f"{why}; it cannot be set aside ({error})", entry) from error
+        if not is_damaged:
+            raise SourceError(f"{why}, though they are when it is read again")
 
     def _local_seals(self, attempt: Attempt, ranks: frozenset[int]) -> list[Seal]:
         name = step_folder(attempt)
@@ -249,17 +268,17 @@ def open_remote(places: Places) -> Folder:
     Raises:
         OSError: it cannot be opened.
         Reject: see above; or it belongs to another run.
-        RemoteDamaged: its `run.json` is damaged.
+        RemoteDamaged: its `run.json` is damaged, and may be another run's.
     """
     try:
         with Folder.open(places.remote_root) as root:
             folder = root.below(PurePosixPath(places.remote).parts, makes=places.may_create)
     except FileNotFoundError as error:
         raise _unknown_run(places) from error
-    found = _read_identity(folder)
+    found = _read_identity(folder, places.identity)
     if found is None and places.may_create:
         create_document(folder, RUN_DOCUMENT, places.identity)
-        found = _read_identity(folder)
+        found = _read_identity(folder, places.identity)
     if found is None:
         raise _unknown_run(places)
     if found.run_id != places.identity.run_id:
@@ -270,9 +289,14 @@ def open_remote(places: Places) -> Folder:
     return folder
 
 
-def _read_identity(folder: Folder) -> RunIdentity | None:
+def _read_identity(folder: Folder, own: RunIdentity) -> RunIdentity | None:
+    """The identity of a remote folder; a damaged one is mended with this node's."""
     try:
         return read_identity(folder)
+    except Corrupt:
+        pass  # as good as none, but that it may have been another run's
+    try:
+        return mend_identity(folder, own)
     except Corrupt as error:  # no attempt's own failure: nothing can be done before it is mended
         raise RemoteDamaged(str(error)) from error
 

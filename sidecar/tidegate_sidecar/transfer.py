@@ -8,6 +8,7 @@ error ends the whole copy; nothing here tries again.
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -121,18 +122,29 @@ def copy_ranks(
     announce_ranks(target, seals)
     files = [entry for seal in seals for entry in _missing_files(target, seal)]
     _remove_leftovers(target, {entry.name for entry in files})
-    files.sort(key=lambda entry: entry.size, reverse=True)  # the longest copy starts first
-    with ThreadPoolExecutor(files_at_once, thread_name_prefix="copy") as pool:
-        copies = [pool.submit(_copy_in_thread, source, target, entry, meter) for entry in files]
-        done, _ = wait(copies, return_when=FIRST_EXCEPTION)
-        failed = next((error for copy in done if (error := copy.exception())), None)
-        if failed is not None:
-            meter.is_cancelled.set()
-            pool.shutdown(cancel_futures=True)
-            raise failed
+    _copy_files(source, target, files, meter, files_at_once)
     for seal in seals:
         write_seal(target, seal)
     return sum(entry.size for entry in files)
+
+
+def _copy_files(
+    source: Folder, target: Folder, files: Iterable[FileEntry], meter: Meter, files_at_once: int
+) -> None:
+    # the longest copy starts first
+    left = deque(sorted(files, key=lambda entry: entry.size, reverse=True))
+    with ThreadPoolExecutor(files_at_once, thread_name_prefix="copy") as pool:
+        # one job for each thread and not for each file: a waiting job takes more than a KiB
+        copies = [
+            pool.submit(_copy_in_thread, source, target, left, meter)
+            for _ in range(min(files_at_once, len(left)))
+        ]
+        done, _ = wait(copies, return_when=FIRST_EXCEPTION)
+        failed = next((error for copy in done if (error := copy.exception())), None)
+        if failed is not None:
+            left.clear()
+            meter.is_cancelled.set()
+            raise failed
 
 
 def _missing_files(target: Folder, seal: Seal) -> list[FileEntry]:
@@ -155,12 +167,17 @@ def _remove_leftovers(target: Folder, finals: set[str]) -> None:
             target.remove(name)
 
 
-def _copy_in_thread(source: Folder, target: Folder, entry: FileEntry, meter: Meter) -> None:
+def _copy_in_thread(source: Folder, target: Folder, left: deque[FileEntry], meter: Meter) -> None:
     with (
         source.below(()) as near,
         target.below(()) as far,
     ):
-        copy_file(near, far, entry, meter)
+        while True:
+            try:
+                entry = left.popleft()
+            except IndexError:
+                return
+            copy_file(near, far, entry, meter)
 
 
 def copy_file(source: Folder, target: Folder, entry: FileEntry, meter: Meter) -> None:
@@ -178,7 +195,7 @@ def copy_file(source: Folder, target: Folder, entry: FileEntry, meter: Meter) ->
             if content != entry.content:
                 raise SourceError(
                     f"{source.path}/{entry.name}: its bytes are not those that were sealed",
-                    damaged_file=entry.name,
+                    damaged=entry,
                 )
             os.fdatasync(file.fd)
             _forget(file.fd, 0, 0)

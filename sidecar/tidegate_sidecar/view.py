@@ -10,7 +10,7 @@ from datetime import datetime
 
 from tidegate_contract.identity import LineageClaim
 from tidegate_contract.layout import TRASH, Attempt
-from tidegate_contract.restore_point import find_base, order_key
+from tidegate_contract.restore_point import find_base, find_lost, order_key
 from tidegate_contract.scan import StepRecord
 from tidegate_contract.seal import SaveReason
 
@@ -87,6 +87,7 @@ class RemoteView:
         newest: the newest commit outside `.trash`, made durable and read again; None before any.
         trash_age_seconds: how long each step of `.trash` has lain there, by that tier's clock.
         pins: attempts that a person wants kept.
+        half_emptied: attempts whose removal a crash left half done.
     """
 
     steps: tuple[StepView, ...] = ()
@@ -94,6 +95,7 @@ class RemoteView:
     newest: StepView | None = None
     trash_age_seconds: Mapping[Attempt, float] = field(default_factory=dict)
     pins: frozenset[Attempt] = frozenset()
+    half_emptied: tuple[Attempt, ...] = ()
 
     def find(self, attempt: Attempt) -> StepView | None:
         """The step of this attempt; None where there is none."""
@@ -116,6 +118,12 @@ class RemoteView:
         newest = self.newest_key
         claim = find_base(self.claims, newest[0] if newest else None)
         return claim.restored if claim else None
+
+    @property
+    def lost(self) -> LineageClaim | None:
+        """A damaged claim that may have restored, or rolled back to, any step that is here."""
+        newest = self.newest_key
+        return find_lost(self.claims, newest[0] if newest else None)
 
 
 def view_of(record: StepRecord) -> StepView:

@@ -5,6 +5,7 @@ killed and not waited for. A child in an uninterruptible sleep outlives its kill
 counted, and above a cap no new one is started. Called from the loop's thread only.
 """
 
+import errno
 import os
 import signal
 import socket
@@ -205,9 +206,13 @@ class _Child:
         self._wake = wake
         self._socket = ours
         connection = Connection(os.dup(ours.fileno()))
-        # A child that is stopped in the middle of a message blocks these threads, never the loop.
-        threading.Thread(target=self._read, args=(connection,), daemon=True).start()
-        threading.Thread(target=self._write, args=(connection,), daemon=True).start()
+        try:
+            # A child stopped in the middle of a message blocks these threads, never the loop.
+            threading.Thread(target=self._read, args=(connection,), daemon=True).start()
+            threading.Thread(target=self._write, args=(connection,), daemon=True).start()
+        except RuntimeError as error:  # the limit of threads, or of memory: as no process to be had
+            self.kill()
+            raise OSError(errno.EAGAIN, str(error)) from error
         self.send(places)
 
     def send(self, order: object) -> None:

@@ -86,7 +86,7 @@ class LoneTrainer:
     def restore(self, state: dict[str, Any]) -> Outcome:
         """Restores, and trains one step."""
         outcome = Restore(self.site, self.ranks, self._state(state)).run()
-        telling = note_trained_behind(self.site, outcome.lineage, is_remote=outcome.is_remote_claim)
+        telling = note_trained_behind(self.site, outcome.claim, is_remote=outcome.is_remote_claim)
         assert telling is not None
         telling.join()
         return outcome

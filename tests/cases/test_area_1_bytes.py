@@ -48,7 +48,7 @@ class ShortRead(io.RawIOBase):
 def shorten_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every read and write of this process moves less than it was asked for."""
     chance = random.Random(8)
-    write, readv = os.write, os.readv
+    write, readv, preadv = os.write, os.readv, os.preadv
 
     def short_fdopen(fd: int, mode: str = "r", buffering: int = -1) -> Any:
         assert mode == "rb"
@@ -60,6 +60,7 @@ def shorten_calls(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, part(memoryview(data))))
     monkeypatch.setattr(os, "readv", lambda fd, to: readv(fd, [part(memoryview(to[0]))]))
+    monkeypatch.setattr(os, "preadv", lambda fd, to, at: preadv(fd, [part(memoryview(to[0]))], at))
     monkeypatch.setattr(os, "fdopen", short_fdopen)
 
 

@@ -18,11 +18,12 @@ from tidegate_contract.layout import (
     step_folder,
     temp_file,
 )
-from tidegate_contract.publish import commit_step
-from tidegate_contract.seal import FileEntry
+from tidegate_contract.publish import commit_step, set_aside
+from tidegate_contract.run_documents import read_document
+from tidegate_contract.seal import FileEntry, Seal
 from tidegate_contract.wire import Policy
 from tidegate_sidecar.folders import RunFolder, ensure_run_folder
-from tidegate_sidecar.removal import quarantine_file, trash_step
+from tidegate_sidecar.removal import trash_step
 from tidegate_sidecar.settings import parse_settings
 
 Build = Callable[..., Any]
@@ -279,6 +280,8 @@ def test_c036_folder_that_is_a_link_leads_nowhere(
             if name == TRASH:
                 trash_step(folder, attempt)
             else:
-                quarantine_file(folder, attempt, "weights-0.distcp")
+                with folder.child(step_folder(attempt)) as step:
+                    seal = read_document(step, Seal, seal_file(0))
+                    set_aside(folder, step, attempt, seal.files[0])
         assert (run.locals[0] / step_folder(attempt) / "weights-0.distcp").exists()
     assert list(outside.iterdir()) == []

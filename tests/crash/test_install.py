@@ -73,6 +73,7 @@ PATH_CALLS = {"exists", "iterdir", "is_dir", "is_file", "mkdir", "read_text", "w
 NO_TIER = {
     "tidegate_sidecar.__main__": "waits for a mount",
     "tidegate_sidecar.agent": "reads /proc",
+    "tidegate_sidecar.memory": "reads the container's limit",
     "tidegate_sidecar.pods": "reads a token",
     "tidegate_sidecar.report": "reads a token",
 }

@@ -2,13 +2,12 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tidegate_crash.campaign import Effort, explore_all, in_words, totals
+from tidegate_crash.campaign import Effort, as_record, explore_all, in_words, totals
 from tidegate_crash.flusher import inline_copies
 from tidegate_crash.judge import Counts
 from tidegate_crash.pairs import pairs
@@ -62,7 +61,7 @@ def test_every_state_of_every_scenario_keeps_the_invariants(
     capsys: pytest.CaptureFixture[str], record_property: Callable[[str, object], None]
 ) -> None:
     efforts = [Effort(scenario=name, most=MOST.get(name, 250)) for name in SCENARIOS]
-    efforts += [Effort(scenario=pair.name, depth=0) for pair in pairs()[::8]]
+    efforts += [Effort(scenario=pair.name, depth=0) for pair in pairs()[::6]]
     found = explored(efforts, capsys)
     record_property("counts", totals(found))
     assert [violation for counts in found for violation in counts.violations] == []
@@ -74,9 +73,9 @@ def test_every_state_of_every_scenario_keeps_the_invariants(
 def test_explore_deeply(
     capsys: pytest.CaptureFixture[str], write_result: Callable[[dict[str, Any]], None]
 ) -> None:
-    efforts = [Effort(scenario=name, depth=2, mixes=8, most=3_000) for name in SCENARIOS]
-    efforts += [Effort(scenario=pair.name, depth=2, most=400) for pair in pairs()]
+    efforts = [Effort(scenario=name, depth=2, mixes=16, most=300) for name in SCENARIOS]
+    efforts += [Effort(scenario=pair.name, mixes=16, most=40) for pair in pairs()]
     found = explored(efforts, capsys)
-    write_result({"totals": totals(found), "scenarios": [asdict(counts) for counts in found]})
+    write_result({"totals": totals(found), "scenarios": [as_record(counts) for counts in found]})
     assert [violation for counts in found for violation in counts.violations] == []
     assert totals(found)["states"] >= 100_000

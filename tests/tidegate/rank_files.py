@@ -1,7 +1,7 @@
 """What the tests read from and do to a run's folders."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -32,13 +32,36 @@ class LoneRank:
     def attempt(self, action: Callable[[], Any]) -> list[Any]:
         return [action()]
 
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
 
 def alone_in(
-    tmp_path: Path, *, node: str = "node", environment: dict | None = None, **policy: Any
+    tmp_path: Path,
+    *,
+    node: str = "node",
+    environment: dict | None = None,
+    trusted_uids: Collection[int] = (),
+    **policy: Any,
 ) -> Settings:
     """Settings outside a cluster, on a folder of one node and the remote tier beside it."""
     given = Arguments(run=RUN, local=tmp_path / node, remote=tmp_path / "pfs")
-    return resolve_settings(given, Options(policy=Policy(**policy)), environment or {})
+    options = Options(policy=Policy(**policy), trusted_uids=trusted_uids)
+    return resolve_settings(given, options, environment or {})
+
+
+def give_away(monkeypatch: Any, uid: int, *places: Path) -> None:
+    """Makes files of these names, or below these folders, look like this user's once open."""
+    found = os.fstat
+
+    def fstat(fd: int) -> os.stat_result:
+        told = found(fd)
+        path = Path(os.readlink(f"/proc/self/fd/{fd}"))
+        if not any(path.is_relative_to(place) for place in places):
+            return told
+        return os.stat_result((*told[:4], uid, *told[5:]))
+
+    monkeypatch.setattr(os, "fstat", fstat)
 
 
 def sealed_steps(root: Path) -> list[StepRecord]:

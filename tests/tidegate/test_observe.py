@@ -60,19 +60,19 @@ FIRST = [a_claim(1, None)]
 )
 def test_checkpoints_exist_unless_only_a_first_save_was_torn(local, remote, claims, want):
     nodes = (frozenset({0}), frozenset({1}))
-    has_remote = remote is not None
+    claimed = None if remote is None else {claim.number for claim in claims}
     world = World(
         nodes=nodes,
         local=tuple(map(tuple, local)),
         remote=tuple(remote or ()),
         claims=tuple(claims),
     )
-    assert find_existing_attempts(world, has_remote=has_remote) == want
+    assert find_existing_attempts(world, claimed=claimed) == want
 
 
 @pytest.mark.parametrize("name", ["weights-0.distcp", ".metadata"])
 def test_quarantined_file_tells_its_attempt(name):
-    assert parse_quarantined_file(quarantined_file(FIVE, name)) == FIVE
+    assert parse_quarantined_file(quarantined_file(FIVE, name, "0" * 8)) == FIVE
 
 
 @pytest.mark.parametrize("name", [step_folder(FIVE), "b2f0", step_folder(FIVE) + "x.y"])

@@ -10,12 +10,13 @@ import pytest
 from rank_files import LoneRank, alone_in, run_folder
 
 from tidegate import observe
-from tidegate.observe import claim_next, note_trained_behind, observe_tiers
+from tidegate.observe import build_world, claim_next, note_trained_behind, observe_tiers
 from tidegate.restore import Restore
 from tidegate.site import Site, open_site
 from tidegate_contract.digest import ContentHasher
 from tidegate_contract.errors import Reject, Retry
 from tidegate_contract.folder import Folder
+from tidegate_contract.identity import LineageClaim
 from tidegate_contract.layout import METADATA_REMOTE, Attempt, step_folder
 from tidegate_contract.publish import announce, write_seal
 from tidegate_contract.restore_point import World
@@ -23,6 +24,7 @@ from tidegate_contract.run_documents import scan_claims, scan_trained
 from tidegate_contract.seal import SaveReason, Seal, file_entry
 
 FIVE = Attempt(step=5, nonce="0000000000000005")
+A_CLAIM = LineageClaim(run_id="r", number=2, claimed_at=datetime(2026, 1, 1, tzinfo=UTC))
 
 
 def a_site(tmp_path, **policy) -> Site:
@@ -66,9 +68,7 @@ def test_run_that_lost_its_identity_is_not_begun_anew_over_its_steps(tmp_path) -
 
 
 def world_of(site: Site, **changes) -> World:
-    view = observe_tiers(site)
-    fields = {"nodes": site.topology.nodes, "local": ((),), "remote": view.remote}
-    return World(**{**fields, "claims": view.claims, "trained": view.trained, **changes})
+    return replace(build_world(site, [observe_tiers(site)]), **changes)
 
 
 @pytest.mark.parametrize("may_start_fresh", [False, True])
@@ -134,15 +134,15 @@ def test_step_that_only_lacks_its_commit_is_committed_before_the_choice(tmp_path
 def test_word_of_a_restore_that_trained_lies_beside_its_claim_and_clears_its_tries(tmp_path):
     site = a_site(tmp_path)
     a_delivered_step(site, tmp_path / "pfs")
-    numbers = [claim_next(site, world_of(site), FIVE) for _ in range(3)]
-    note_trained_behind(site, numbers[1], is_remote=True).join()
+    made = [claim_next(site, world_of(site), FIVE) for _ in range(3)]
+    note_trained_behind(site, made[1], is_remote=True).join()
 
     claim_next(site, world_of(site), FIVE)
 
     with Folder.open(run_folder(tmp_path / "pfs")) as run:
         claims = scan_claims(run, site.identity.run_id)
         trained = scan_trained(run, site.identity.run_id)
-    assert numbers == [2, 3, 4]
+    assert [claim.number for claim in made] == [2, 3, 4]
     assert [claim.tries for claim in claims] == [0, 1, 2, 1]
     assert [claim.explicit for claim in claims] == [False] * 4
     assert trained == {3}
@@ -152,14 +152,14 @@ def test_claim_for_a_step_that_a_person_named_says_so(tmp_path):
     site = a_site(tmp_path)
     a_delivered_step(site, tmp_path / "pfs")
     claim_next(site, world_of(site, step=5), FIVE)
-    (claim,) = observe_tiers(site).claims
+    (claim,) = observe_tiers(site).remote_claims
     assert claim.explicit
 
 
 def test_word_is_written_to_the_node_where_the_claim_lies_there(tmp_path):
     site = a_site(tmp_path)
-    number = claim_next(site, world_of(site, remote=None), FIVE)
-    note_trained_behind(site, number, is_remote=False).join()
+    claim = claim_next(site, world_of(site, remote=None), FIVE)
+    note_trained_behind(site, claim, is_remote=False).join()
     view = observe_tiers(site)
     assert (view.trained, [claim.number for claim in view.claims]) == ({1}, [1])
 
@@ -170,7 +170,7 @@ def test_word_is_tried_again_after_an_error_and_never_raises(tmp_path, monkeypat
     monkeypatch.setattr(observe.time, "sleep", waits.append)
     (tmp_path / "pfs").rename(tmp_path / "away")
 
-    note_trained_behind(site, 2, is_remote=True).join()
+    note_trained_behind(site, A_CLAIM, is_remote=True).join()
 
     assert waits == [0.0, 5.0, 60.0, 300.0]
     assert "not noted that training goes on" in caplog.text
@@ -183,5 +183,5 @@ def test_training_goes_on_where_no_thread_can_be_had_for_the_word(tmp_path, monk
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    assert note_trained_behind(site, 2, is_remote=True) is None
+    assert note_trained_behind(site, A_CLAIM, is_remote=True) is None
     assert "no thread" in caplog.text

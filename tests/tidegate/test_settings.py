@@ -71,3 +71,13 @@ def test_settings_that_cannot_work_are_refused_by_name(arguments, word):
 def test_options_without_slots_are_refused():
     with pytest.raises(Reject, match=r"options\.slots"):
         Options(slots=0)
+
+
+@pytest.mark.parametrize("given", [("1000",), (-1,), (True,), "1000", (1.5,)], ids=repr)
+def test_trusted_users_that_are_no_numbers_are_refused(given):
+    with pytest.raises(Reject, match=r"options\.trusted_uids holds .* numeric user ids"):
+        Options(trusted_uids=given)
+
+
+def test_trusted_users_may_be_any_collection_of_numbers():
+    assert Options(trusted_uids={1000, 0}).trusted_uids == {1000, 0}

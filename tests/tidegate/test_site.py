@@ -2,10 +2,11 @@
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rank_files import LoneRank, alone_in
+from rank_files import LoneRank, alone_in, give_away
 
 from tidegate.observe import observe_tiers
 from tidegate.settings import Settings
@@ -13,6 +14,7 @@ from tidegate.site import open_site
 from tidegate_contract import keys
 from tidegate_contract.errors import Retry
 from tidegate_contract.folder import Folder
+from tidegate_contract.publish import write_document
 from tidegate_contract.run_documents import read_identity
 
 MISSING = "run.json is missing: is the remote tier mounted"
@@ -105,3 +107,78 @@ def test_files_of_the_sidecar_are_trusted_where_its_user_is_told(tmp_path, value
     trusted = open_site(settings, LoneRank()).trusted_uids
 
     assert trusted == {os.getuid(), 0} | ({int(value)} if is_trusted else set())
+
+
+STRANGER = 6666
+
+
+def document_in(root: Path) -> Path:
+    return root / "tests" / "lm" / "run.json"
+
+
+def name_user(root: Path, uid: int) -> None:
+    """Rewrites a run's identity, so that it names this user."""
+    with Folder.open(root / "tests" / "lm") as run:
+        write_document(run, "run.json", replace(read_identity(run), uid=uid))
+
+
+@pytest.mark.parametrize(
+    ("owner", "is_believed"), [(STRANGER, False), (0, True), (4711, True), (os.getuid(), True)]
+)
+def test_user_that_the_identity_names_is_believed_by_its_owner(
+    tmp_path, monkeypatch, owner, is_believed
+):
+    begun(tmp_path)
+    name_user(tmp_path / "pfs", STRANGER)
+    give_away(monkeypatch, owner, document_in(tmp_path / "pfs"))
+    settings = alone_in(tmp_path, node="other", environment={keys.ENV_SIDECAR_UID: "4711"})
+
+    site = open_site(settings, LoneRank())
+
+    assert (STRANGER in site.trusted_uids) == is_believed
+    assert site.doubted_uids == (set() if is_believed else {STRANGER})
+
+
+@pytest.mark.parametrize("mode", [0o646, 0o660])
+def test_identity_that_others_may_write_makes_nobody_trusted(tmp_path, monkeypatch, mode):
+    begun(tmp_path)
+    name_user(tmp_path / "pfs", STRANGER)
+    document_in(tmp_path / "pfs").chmod(mode)
+    monkeypatch.setattr(os, "getgid", lambda: document_in(tmp_path / "pfs").stat().st_gid + 1)
+
+    assert STRANGER not in open_site(alone_in(tmp_path, node="other"), LoneRank()).trusted_uids
+
+
+def test_identity_of_a_node_that_is_a_strangers_makes_nobody_trusted(tmp_path, monkeypatch):
+    settings = begun(tmp_path)
+    name_user(tmp_path / "pfs", STRANGER)
+    give_away(monkeypatch, STRANGER, document_in(tmp_path / "node"))
+
+    assert STRANGER not in open_site(settings, LoneRank()).trusted_uids
+
+
+def test_word_of_a_stranger_is_not_copied_to_the_node(tmp_path, monkeypatch):
+    begun(tmp_path)
+    name_user(tmp_path / "pfs", STRANGER)
+    give_away(monkeypatch, STRANGER, document_in(tmp_path / "pfs"))
+    settings = alone_in(tmp_path, node="other", remote_unreachable_is_error=False)
+    want = open_site(settings, LoneRank()).identity.run_id
+    unmount(tmp_path)
+
+    site = open_site(settings, LoneRank())
+
+    assert site.identity.run_id == want
+    assert STRANGER not in site.trusted_uids
+
+
+def test_user_that_the_program_names_is_trusted_whoever_owns_the_identity(tmp_path, monkeypatch):
+    begun(tmp_path)
+    name_user(tmp_path / "pfs", STRANGER)
+    give_away(monkeypatch, STRANGER, document_in(tmp_path / "pfs"))
+    settings = alone_in(tmp_path, node="other", trusted_uids=(STRANGER, 77))
+
+    site = open_site(settings, LoneRank())
+
+    assert site.trusted_uids == {os.getuid(), 0, STRANGER, 77}
+    assert not site.doubted_uids
+    assert open_site(alone_in(tmp_path, node="other"), LoneRank()).doubted_uids == {STRANGER}

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tidegate_contract.folder import Folder
+from tidegate_contract.run_documents import read_identity
 from tidegate_sidecar.lock import FlushLock
 
 OTHER_RUN_ID = "0c0a5f0e-0000-4000-8000-000000000000"
@@ -151,3 +152,54 @@ def test_flush_of_a_local_tier_that_a_trainer_without_remote_tier_wrote_goes_on(
     (local / "lineages").mkdir()
     (local / "state-0.json").write_bytes(b"{}")
     assert call("flush", "--once", "--local", local, "--remote", far).code == 0
+
+
+def flip_bit(folder: Path) -> bytes:
+    data = bytearray((folder / "run.json").read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / "run.json").write_bytes(data)
+    return bytes(data)
+
+
+def identity_in(folder: Path) -> tuple[str, str]:
+    with Folder.open(folder) as run:
+        found = read_identity(run)
+    assert found is not None
+    return found.run_id, found.name
+
+
+@pytest.mark.parametrize("damaged", ["local", "remote"])
+def test_flush_mends_a_damaged_identity_from_the_other_tier(
+    local: Path, far: Path, call: Any, damaged: str
+) -> None:
+    want = identity_in(local)
+    assert call("flush", "--once", "--local", local, "--remote", far).code == 0
+    place = local if damaged == "local" else far
+    bytes_found = flip_bit(place)
+    answer = call("flush", "--once", "--local", local, "--remote", far)
+    assert (answer.code, answer.out) == (0, "step 2: durable\nstep 1: superseded by step 2\n")
+    assert identity_in(place) == want
+    assert [path.read_bytes() for path in (place / "quarantine").iterdir()] == [bytes_found]
+
+
+def test_flush_of_a_run_that_nothing_names_any_more_is_one_sentence(
+    local: Path, far: Path, call: Any
+) -> None:
+    flip_bit(local)
+    before = sorted(local.parent.rglob("*"))
+    answer = call("flush", "--once", "--local", local, "--remote", far)
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err.count("\n") == 1
+    assert f"{local}/run.json: " in answer.err
+    assert sorted(local.parent.rglob("*")) == before
+
+
+def test_flush_of_a_damaged_local_identity_of_swapped_tiers_is_refused(
+    local: Path, a_run: Any, a_step: Any, call: Any
+) -> None:
+    far = a_run("pfs/team-a/llama")
+    a_step(far, 1, tier="committed")
+    flip_bit(far)
+    answer = call("flush", "--once", "--local", far, "--remote", local)
+    assert (answer.code, answer.out) == (1, "")
+    assert "are --local and --remote swapped?" in answer.err

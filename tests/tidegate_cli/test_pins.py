@@ -101,7 +101,7 @@ def on_writing(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> No
         act()
         write_pin(*words)
 
-    monkeypatch.setattr("tidegate_cli.pins.write_pin", write)
+    monkeypatch.setattr("tidegate_sidecar.removal.write_pin", write)
 
 
 def test_pin_of_a_step_that_retention_is_moving_holds(

@@ -157,6 +157,42 @@ def test_restore_point_leaves_out_what_failed_three_times(
     assert ask(call, [remote], "--step", "300")["chosen"]["step"] == 300
 
 
+def test_restore_point_counts_a_claim_and_its_mirror_as_one_try(
+    a_run: Any, a_step: Any, an_attempt: Any, call: Any, now: Any
+) -> None:
+    remote, near = a_run(), a_run("node0")
+    for step in (200, 300):
+        a_step(remote, step)
+    for path in (remote, near):
+        with Folder.open(path) as folder:
+            for number in (2, 3):
+                claim = LineageClaim(
+                    run_id=RUN_ID, number=number, restored=an_attempt(300), claimed_at=now
+                )
+                assert claim_lineage(folder, claim)
+    assert ask(call, [remote, near], "--ranks", "1")["chosen"]["step"] == 300
+
+
+@pytest.mark.parametrize("has_mirror", [True, False])
+def test_restore_point_after_a_rollback_whose_claim_is_damaged(
+    a_run: Any, a_step: Any, an_attempt: Any, call: Any, now: Any, has_mirror: bool
+) -> None:
+    remote, near = a_run(), a_run("node0")
+    for step in (200, 300):
+        a_step(remote, step)
+    claim = LineageClaim(
+        run_id=RUN_ID, number=2, restored=an_attempt(200), explicit=True, claimed_at=now
+    )
+    for path in [remote, near][: 1 + has_mirror]:
+        with Folder.open(path) as folder:
+            assert claim_lineage(folder, claim)
+    (remote / "lineages" / "2.json").write_text("")
+    document = ask(call, [remote, near], "--ranks", "1")
+    assert document["chosen"]["step"] == (200 if has_mirror else 300)
+    told = [problem for problem in document["problems"] if "lineages/2.json is damaged" in problem]
+    assert bool(told) is not has_mirror
+
+
 def test_restore_point_damaged_newer_step_names_its_file(
     a_run: Any, a_step: Any, call: Any
 ) -> None:

@@ -124,6 +124,18 @@ def test_rm_step_of_an_explicit_restore_is_refused_though_newer_ones_are_durable
     assert call("rm", 3, "--run-folder", run, "--yes").code == 0
 
 
+def test_rm_spares_what_a_damaged_claim_may_have_named_until_its_lineage_is_durable(
+    run: Path, a_step: Any, call: Any, an_attempt: Any, now: datetime
+) -> None:
+    claim(run, an_attempt(1), now, explicit=True)
+    (run / "lineages" / "2.json").write_text("")
+    answer = call("rm", 1, "--run-folder", run, "--yes")
+    assert answer.code == 1
+    assert "lineages/2.json is damaged and may name step 1" in answer.err
+    a_step(run, 5, lineage=2)
+    assert call("rm", 1, "--run-folder", run, "--yes").code == 0
+
+
 @pytest.mark.parametrize("words", [(), ("--now",)], ids=["to trash", "at once"])
 def test_rm_spares_what_training_goes_on_from_until_its_lineage_is_durable(
     run: Path, a_step: Any, call: Any, an_attempt: Any, now: datetime, words: tuple[str, ...]

@@ -182,12 +182,13 @@ class Place:
         return bool(problems) and self.name in problems[0]
 
     def is_found_in_lineages(self) -> bool:
-        # a damaged claim restores nothing and keeps its number; a damaged word was never said
+        # a damaged claim keeps its number, a damaged word was never said; these words are of an
+        # early release and tell nothing of their claims
         word, number = parse_trained_file(self.name), parse_lineage_file(self.name)
         if word is not None:
             return scan_trained(self.folder, RUN_ID) == {1, 2} - {word}
         claims = {claim.number: claim for claim in scan_claims(self.folder, RUN_ID)}
-        return number is not None and set(claims) == {1, 2} and not claims[number].explicit
+        return number is not None and set(claims) == {1, 2} and claims[number].is_lost
 
     def is_found_in_pins(self) -> bool:
         return scan_pins(self.folder) == {parse_pin_file(self.name): None}

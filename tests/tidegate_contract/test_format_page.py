@@ -55,7 +55,9 @@ def test_samples_belong_together() -> None:
     assert {entry.scope for entry in seal.files} == set(Scope)
     assert (seal.attempt, seal.run_id) == (manifest.attempt, manifest.run_id)
     assert sample(Pin).attempt == seal.attempt
-    assert sample(Trained).number == sample(LineageClaim).number == seal.lineage
+    word, claim = sample(Trained), sample(LineageClaim)
+    assert word.number == claim.number == seal.lineage
+    assert (word.restored, word.explicit) == (claim.restored, claim.explicit)
 
 
 def test_manifest_of_the_page_follows_the_rule_of_the_page() -> None:
@@ -123,7 +125,7 @@ def test_layout_holds_no_name_that_the_format_does_not_know() -> None:
 def test_layout_keeps_each_tier_its_own() -> None:
     local = {path[-1] for path in tree_paths() if path[0] == "LOCAL"}
     remote = {path[-1] for path in tree_paths() if path[0] == "REMOTE"}
-    assert not local & {layout.COMMIT, layout.MANIFEST, layout.PINS, layout.LINEAGES}
+    assert not local & {layout.COMMIT, layout.MANIFEST, layout.PINS}
     assert not remote & {layout.ROOT_ID, layout.TIER_DOCUMENT, layout.CONTROL_DOCUMENT}
     step = layout.step_folder(Attempt(step=1200, nonce="9c41b0a2d7e55f03"))
     assert step in local & remote

@@ -1,5 +1,6 @@
 """Folders that somebody prepared to hurt, read by the production reader."""
 
+import errno
 import os
 import shutil
 import socket
@@ -228,7 +229,35 @@ def test_thing_in_a_step_folders_place_is_named(
     assert not records[OTHER].seals
 
 
-@pytest.mark.parametrize("name", [LINEAGES, PINS, TRASH])
+@pytest.mark.parametrize("damage", [absolute_symlink, endless_symlink, fifo, empty_file])
+def test_thing_in_trashs_place_hides_no_step(
+    run: Folder, a_step: Callable[..., Folder], damage: Damage
+) -> None:
+    a_step().close()
+    path = Path(run.path, TRASH)
+    path.touch()
+    damage(path)
+    (record,) = scan_steps(run, RUN_ID)
+    assert record.is_sealed_by_all
+
+
+def test_trash_that_fails_to_answer_is_not_an_empty_one(
+    run: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.ensure_child(TRASH).close()
+    child = Folder.child
+
+    def refuse(folder: Folder, name: str) -> Folder:
+        if name == TRASH:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), name)
+        return child(folder, name)
+
+    monkeypatch.setattr(Folder, "child", refuse)
+    with pytest.raises(OSError, match=TRASH):
+        scan_steps(run, RUN_ID)
+
+
+@pytest.mark.parametrize("name", [LINEAGES, PINS])
 @pytest.mark.parametrize("damage", [absolute_symlink, fifo, empty_file])
 def test_thing_in_a_folders_place_is_an_error_and_not_an_empty_folder(
     run: Folder, name: str, damage: Damage
@@ -242,7 +271,6 @@ def test_thing_in_a_folders_place_is_an_error_and_not_an_empty_folder(
             scan_claims(run, RUN_ID),
             scan_trained(run, RUN_ID),
             scan_pins(run),
-            scan_steps(run, RUN_ID),
         )
 
 

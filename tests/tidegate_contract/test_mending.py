@@ -18,7 +18,7 @@ from tidegate_contract.layout import (
     METADATA_REMOTE,
     QUARANTINE,
     Attempt,
-    quarantined_file,
+    parse_quarantined_file,
     step_folder,
 )
 from tidegate_contract.publish import commit_step, ensure_identity, set_aside
@@ -155,7 +155,23 @@ def test_damaged_file_is_set_aside(a_step: Callable[..., Folder], tmp_path: Path
         assert set_aside(run, step, ATTEMPT, entry)
         assert step.read(entry.name) is None
         with run.child(QUARANTINE) as quarantine:
-            assert quarantine.read(quarantined_file(ATTEMPT, entry.name)) == damaged
+            (name,) = quarantine.names()
+            assert parse_quarantined_file(name) == ATTEMPT
+            assert quarantine.read(name) == damaged
+
+
+def test_second_damaged_file_of_a_name_leaves_the_first_in_quarantine(
+    a_step: Callable[..., Folder], tmp_path: Path
+) -> None:
+    with a_step() as step, Folder.open(tmp_path) as run:
+        entry = scan_step(step, ATTEMPT, "", RUN_ID).seals[1].files[0]
+        for number in range(2):
+            with step.new_file(entry.name) as file:
+                file.write(bytes([number]) * entry.size)
+                file.publish(entry.size)
+            assert set_aside(run, step, ATTEMPT, entry)
+        with run.child(QUARANTINE) as quarantine:
+            assert {quarantine.read(name)[:1] for name in quarantine.names()} == {b"\0", b"\1"}
 
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["before", "while it is moved"])

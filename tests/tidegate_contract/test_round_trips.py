@@ -49,7 +49,8 @@ NAMES: dict[str, tuple[st.SearchStrategy[Any], ...]] = {
     "pin_file": (attempts,),
     "temp_file": (final_names, nonces),
     "target_file": (labels,),
-    "quarantined_file": (attempts, final_names),
+    "quarantined_file": (attempts, final_names, nonces),
+    "emptied_folder": (attempts,),
 }
 """Arguments of each builder of `layout`."""
 TELL_THE_FIRST = {"temp_file", "quarantined_file"}

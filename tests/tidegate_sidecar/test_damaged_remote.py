@@ -13,6 +13,12 @@ from tidegate_sidecar.trouble import Troubles
 Build = Callable[..., Any]
 
 
+def damage_identity(run: Any, a_sealed_step: Build) -> None:
+    """As no flusher may mend it: a step beside it is of another run."""
+    a_sealed_step(run.remote, 5, run_id="0c0a5f0e-0000-4000-8000-000000000000")
+    (run.remote / RUN_DOCUMENT).write_bytes(b"")
+
+
 @pytest.mark.parametrize("data", [b"", b"{}", b"\xff"], ids=["empty", "no document", "no text"])
 def test_damaged_claim_does_not_stop_the_flush(
     a_run: Build, a_sealed_step: Build, data: bytes
@@ -29,7 +35,7 @@ def test_damaged_identity_ends_a_single_pass_with_its_reason(
     a_run: Build, a_sealed_step: Build
 ) -> None:
     run = a_run()
-    (run.remote / RUN_DOCUMENT).write_bytes(b"")
+    damage_identity(run, a_sealed_step)
     a_sealed_step(run.locals[0], 10)
     done = run.flush_once()
     assert not done.is_whole
@@ -41,7 +47,7 @@ def test_damaged_identity_is_told_and_tried_again_seldom(
 ) -> None:
     run = a_run()
     good = (run.remote / RUN_DOCUMENT).read_bytes()
-    (run.remote / RUN_DOCUMENT).write_bytes(b"")
+    damage_identity(run, a_sealed_step)
     a_sealed_step(run.locals[0], 10)
     loop = a_loop(run)
     beat_until(loop, lambda: loop.troubles.worst)
@@ -67,7 +73,7 @@ def test_finishing_flusher_ends_once_the_damage_lasts(
     a_run: Build, a_sealed_step: Build, a_loop: Build, wait_for: Build
 ) -> None:
     run = a_run()
-    (run.remote / RUN_DOCUMENT).write_bytes(b"")
+    damage_identity(run, a_sealed_step)
     a_sealed_step(run.locals[0], 10)
     loop = a_loop(run)
     loop.is_finishing = True

@@ -1,4 +1,5 @@
 import json
+import logging
 import os
 import signal
 import socket
@@ -100,9 +101,21 @@ def test_flush_of_a_flipped_bit_writes_no_receipt_and_sets_the_file_aside(
     done = run.flush_once()
     assert not done.is_whole
     assert not (run.remote / step_folder(attempt) / seal_file(1)).exists()
-    aside = run.locals[0] / QUARANTINE / f"{step_folder(attempt)}.optim-1.distcp"
+    (aside,) = (run.locals[0] / QUARANTINE).glob(f"{step_folder(attempt)}.optim-1.distcp.*")
     assert aside.read_bytes() == data
     assert run.durable() == [10]
+
+
+def test_attempt_that_was_copied_is_not_copied_again_before_it_was_seen(
+    a_run: Build, a_sealed_step: Build, a_loop: Build, beat_until: Build, caplog: Any
+) -> None:
+    run = a_run()
+    flusher = a_loop(run)
+    with caplog.at_level(logging.INFO, "tidegate_sidecar.loop"):
+        for step in (10, 20, 30):
+            a_sealed_step(run.locals[0], step)
+            beat_until(flusher, lambda step=step: step in run.durable())
+    assert [record.message for record in caplog.records].count("copied") == 3
 
 
 def test_flush_once_refuses_a_folder_that_another_process_flushes(

@@ -2,13 +2,14 @@
 
 import errno
 import os
+import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 import pytest
 
 from tidegate_contract.folder import Folder
-from tidegate_contract.layout import CONTROL_DOCUMENT, state_file, step_folder
+from tidegate_contract.layout import CONTROL_DOCUMENT, QUARANTINE, state_file, step_folder
 from tidegate_contract.wire import Policy
 from tidegate_sidecar import control, loop
 from tidegate_sidecar.local_writes import LocalWrites
@@ -53,17 +54,20 @@ def test_damaged_file_that_cannot_be_set_aside_does_not_stop_the_flush(
     a_sealed_step: Build,
     a_loop: Build,
     beat_until: Build,
-    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     run = a_run()
     flusher = a_loop(run)
-    monkeypatch.setattr(loop, "quarantine_file", no_space)
+    (run.locals[0] / QUARANTINE).write_text("a file in the folder's place")
     attempt = a_sealed_step(run.locals[0], 10)
     path = run.locals[0] / step_folder(attempt) / "optim-1.distcp"
     path.write_bytes(path.read_bytes()[::-1])
-    beat_until(flusher, lambda: "No space left" in flusher._health.words.get("local", ""))
+    beat_until(flusher, lambda: attempt in flusher.troubles.refused(time.monotonic()))
     a_sealed_step(run.locals[0], 20, reason="Request")
     beat_until(flusher, lambda: run.durable() == [20])
+    told = [record.error for record in caplog.records if hasattr(record, "error")]
+    assert any("optim-1.distcp" in why and "cannot be set aside" in why for why in told)
+    assert path.exists()
 
 
 def test_write_that_fails_is_told_once_and_tried_again_later(

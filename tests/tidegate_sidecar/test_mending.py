@@ -21,6 +21,8 @@ from tidegate_contract.layout import (
 )
 from tidegate_contract.run_documents import read_identity
 from tidegate_contract.scan import scan_step
+from tidegate_sidecar import transfer
+from tidegate_sidecar.faults import SourceError
 from tidegate_sidecar.removal import empty_step, trash_step
 from tidegate_sidecar.retention import decide_remote_retention
 from tidegate_sidecar.tasks import CopyRanks, Places, RemoteTier
@@ -113,3 +115,34 @@ def test_step_whose_name_is_taken_in_trash_waits_until_that_is_emptied(
     remote = a_remote(a_view(5, folder=folder), again, newest)
     assert not decide_remote_retention(remote, 1).is_needed
     assert decide_remote_retention(a_remote(again, newest), 1).trash == (again.attempt,)
+
+
+@pytest.mark.parametrize("is_once", [True, False], ids=["one bad read", "damaged"])
+def test_local_file_is_set_aside_only_if_it_reads_damaged_again(
+    a_run: Build, a_sealed_step: Build, monkeypatch: pytest.MonkeyPatch, is_once: bool
+) -> None:
+    run = a_run()
+    attempt = a_sealed_step(run.locals[0], 10)
+    identity = identity_of(run.locals[0])
+    tier = RemoteTier(
+        Places(local=str(run.locals[0]), remote_root=str(run.remote), remote=".", identity=identity)
+    )
+    name = "weights-0.distcp"
+    path = run.locals[0] / step_folder(attempt) / name
+    if is_once:
+        readv = os.readv
+
+        def read_badly(fd: int, buffers: list[memoryview]) -> int:
+            size = readv(fd, buffers)
+            if size and os.path.samestat(os.fstat(fd), path.stat()):
+                buffers[0][0] ^= 1
+            return size
+
+        monkeypatch.setattr(transfer.os, "readv", read_badly)
+    else:
+        path.write_bytes(path.read_bytes()[::-1])
+    meter = Meter(TokenBucket(None), threading.Event(), lambda _: None)
+    task = CopyRanks(attempt=attempt, ranks=frozenset({0}), bytes_per_second=None, files_at_once=1)
+    with pytest.raises(SourceError, match="again" if is_once else name):
+        tier.copy(task, meter)
+    assert path.exists() is is_once

@@ -17,14 +17,15 @@ from tidegate_contract.layout import (
     RUN_DOCUMENT,
     TRASH,
     Attempt,
+    emptied_folder,
     pin_file,
     step_folder,
 )
 from tidegate_contract.publish import write_pin
 from tidegate_contract.restore_point import World, copy_of, decide_restore_point
-from tidegate_contract.run_documents import read_identity
+from tidegate_contract.run_documents import read_identity, scan_pins
 from tidegate_sidecar.observe import StepScanner
-from tidegate_sidecar.removal import empty_step, restore_step, trash_step
+from tidegate_sidecar.removal import empty_step, pin_step, restore_step, trash_step
 from tidegate_sidecar.retention import RemotePlan, decide_remote_retention
 from tidegate_sidecar.tasks import CopyRanks, Places, RemoteTier, open_remote
 from tidegate_sidecar.transfer import Meter, TokenBucket
@@ -212,7 +213,7 @@ def test_emptying_leaves_names_that_the_format_does_not_know(two_commits: Any) -
             empty_step(folder, attempt)
             empty_step(folder, attempt)
     left = [str(path.relative_to(run.remote / TRASH)) for path in (run.remote / TRASH).rglob("*")]
-    assert sorted(left) == [step_folder(older), f"{step_folder(older)}/notes.txt"]
+    assert sorted(left) == [emptied_folder(older), f"{emptied_folder(older)}/notes.txt"]
 
 
 def test_emptying_leaves_what_is_no_file_in_a_documents_place(two_commits: Any) -> None:
@@ -224,7 +225,7 @@ def test_emptying_leaves_what_is_no_file_in_a_documents_place(two_commits: Any) 
     with Folder.open(run.remote) as folder:
         trash_step(folder, older)
         empty_step(folder, older)
-    left = {path.name for path in (run.remote / TRASH / step_folder(older)).iterdir()}
+    left = {path.name for path in (run.remote / TRASH / emptied_folder(older)).iterdir()}
     assert left == {"seal-8.json", "seal-9.json"}
 
 
@@ -302,3 +303,49 @@ def test_scanner_sees_each_change_and_reads_settled_folders_once(
 
 def test_bucket_without_a_rate_never_waits() -> None:
     assert TokenBucket(None).reserve(1 << 40, 0.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("owner", "call", "want"),
+    [(Folder, "child", True), (Folder, "rename", True), (Folder, "remove", False)],
+    ids=["before it is hidden", "while it is hidden", "once it is hidden"],
+)
+def test_pin_while_its_step_is_emptied_holds_or_is_refused(
+    two_commits: Any, monkeypatch: pytest.MonkeyPatch, owner: type, call: str, want: bool
+) -> None:
+    run, older, _ = two_commits
+    whole, told = getattr(owner, call), []
+
+    def pin_first(*args: Any) -> Any:
+        monkeypatch.undo()
+        with Folder.open(run.remote) as folder:
+            pin = Pin(run_id=RUN_ID, attempt=older, pinned_at=datetime.now(UTC))
+            told.append(pin_step(folder, pin) is not None)
+        return whole(*args)
+
+    with Folder.open(run.remote) as folder:
+        trash_step(folder, older)
+        monkeypatch.setattr(owner, call, pin_first)
+        empty_step(folder, older)
+        assert told == [want]
+        assert (older in scan_pins(folder)) is want
+    assert run.durable() == ([10, 20] if want else [20])
+
+
+@pytest.mark.parametrize("is_pinned", [True, False])
+def test_step_that_a_crash_left_hidden_comes_back_if_it_is_pinned(
+    two_commits: Any, is_pinned: bool
+) -> None:
+    run, older, _ = two_commits
+    trash = run.remote / TRASH
+    trash.mkdir()
+    (run.remote / step_folder(older)).rename(trash / emptied_folder(older))
+    tier = RemoteTier(places_of(run))
+    assert tier.look(lambda: None).half_emptied == (older,)
+    with Folder.open(run.remote) as folder:
+        if is_pinned:
+            write_pin(folder, Pin(run_id=RUN_ID, attempt=older, pinned_at=datetime.now(UTC)))
+    plan = decide_remote_retention(tier.look(lambda: None), 1)
+    tier.retain(plan, lambda: None)
+    want = [step_folder(older)] if is_pinned else []
+    assert [path.name for path in trash.iterdir()] == want

@@ -59,7 +59,7 @@ def test_copy_of_a_flipped_bit_is_never_published(tiers: Any, at: int) -> None:
     path.write_bytes(data)
     with pytest.raises(SourceError) as failure:
         copy_ranks(source, target, [seal], a_meter(), 1)
-    assert failure.value.damaged_file == "weights-0.distcp"
+    assert failure.value.damaged is not None and failure.value.damaged.name == "weights-0.distcp"
     assert "weights-0.distcp" not in names(target)
     assert seal_file(0) not in names(target)
     assert not any(is_temp_file(name) for name in names(target))

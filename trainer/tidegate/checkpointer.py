@@ -243,7 +243,7 @@ class Checkpointer:
         told, self._untold = self._untold, None
         if told is not None:
             self._telling = note_trained_behind(
-                self._site, told.lineage, is_remote=told.is_remote_claim
+                self._site, told.claim, is_remote=told.is_remote_claim
             )
 
     def _require_started(self, call: str) -> None:

@@ -1,4 +1,4 @@
-"""What both tiers hold when a trainer starts, and the three writes that a restore makes there.
+"""What both tiers hold when a trainer starts, and the four writes that a restore makes there.
 
 `restore` calls these on all ranks, inside collective calls; `note_trained_behind` follows once
 training goes on. The remote tier is touched by rank 0 only, on a thread with a deadline.
@@ -8,7 +8,7 @@ import errno
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -26,6 +26,7 @@ from tidegate_contract.restore_point import (
     World,
     copy_of,
     find_failed_tries,
+    merge_claims,
     next_lineage,
 )
 from tidegate_contract.run_documents import scan_claims, scan_trained
@@ -53,8 +54,10 @@ class View:
         local: copies of its node, from the node's first rank; None from the others.
         remote: copies on the remote tier, from rank 0; None from the others, or where the tier
             could not be read. Empty where there is no remote tier.
-        claims: lineage claims, from rank 0.
-        trained: lineages whose restore came back to training, from rank 0.
+        claims: on the local tier of its node, from the node's first rank: mirrors, and what was
+            claimed without the remote tier.
+        remote_claims: on the remote tier, from rank 0.
+        trained: lineages whose restore came back to training, by a word on either tier.
         damaged: attempts that were or may be checkpoints and cannot be judged → why: a file of them
             lies in quarantine, or nothing in their folder can be read.
     """
@@ -62,6 +65,7 @@ class View:
     local: tuple[Copy, ...] | None = None
     remote: tuple[Copy, ...] | None = None
     claims: tuple[LineageClaim, ...] = ()
+    remote_claims: tuple[LineageClaim, ...] = ()
     trained: frozenset[int] = frozenset()
     damaged: Mapping[Attempt, str] = field(default_factory=dict)
 
@@ -90,12 +94,30 @@ def observe_tiers(site: Site) -> View:
             raise Retry(f"remote tier cannot be read: {error}") from error
         _LOG.warning("restoring without the remote tier", extra={"error": str(error)})
         return near
-    return View(
-        local=near.local,
+    return replace(
+        near,
         remote=far.remote,
-        claims=far.claims + near.claims,
+        remote_claims=far.remote_claims,
         trained=far.trained | near.trained,
         damaged={**near.damaged, **far.damaged},
+    )
+
+
+def build_world(site: Site, views: Sequence[View]) -> World:
+    """What all ranks saw together, the same on each of them. Pure.
+
+    Args:
+        site: of any rank.
+        views: of all ranks, in their order.
+    """
+    nodes = site.topology.nodes
+    return World(
+        nodes=nodes,
+        local=tuple(views[min(ranks)].local or () for ranks in nodes),
+        remote=views[0].remote,
+        claims=merge_claims(views[0].remote_claims, *(view.claims for view in views)),
+        trained=frozenset(number for view in views for number in view.trained),
+        max_tries=site.settings.policy.max_restore_tries,
     )
 
 
@@ -159,11 +181,10 @@ def is_durable(site: Site, attempt: Attempt, within_seconds: float | None = None
     )
 
 
-def claim_next(site: Site, world: World, attempt: Attempt | None) -> int:
+def claim_next(site: Site, world: World, attempt: Attempt | None) -> LineageClaim:
     """Claims the next lineage for a restore of `attempt`; rank 0 only.
 
-    Returns:
-        Its number.
+    It lies on the remote tier, or on this node where the remote one could not be read.
 
     Raises:
         Retry: other restores took all numbers that were tried, or the tier does not answer.
@@ -181,24 +202,46 @@ def claim_next(site: Site, world: World, attempt: Attempt | None) -> int:
         )
         write = partial(claim_lineage, claim=claim)
         if _among_claims(site, "claiming on", write, is_remote=world.remote is not None):
-            return number
+            return claim
     raise Retry(f"no lineage between {first} and {number} could be claimed")
 
 
-def note_trained_behind(site: Site, lineage: int, *, is_remote: bool) -> threading.Thread | None:
+def mirror_claim(site: Site, claim: LineageClaim) -> None:
+    """Copies rank 0's claim to this node's local tier; each node's first rank, main thread.
+
+    A restore without the remote tier then knows what was claimed there, and a claim that is damaged
+    there is still known here. Never raises: without the mirror the restore is as good.
+    """
+    try:
+        with open_place(site.settings.local) as run:
+            claim_lineage(run, claim)
+    except (OSError, TidegateError) as error:
+        told = {"lineage": claim.number, "error": str(error)}
+        _LOG.warning("the claim has no mirror on this node", extra=told)
+
+
+def note_trained_behind(
+    site: Site, claim: LineageClaim, *, is_remote: bool
+) -> threading.Thread | None:
     """Says that the restore of a lineage came back to training; rank 0, after the first step.
 
     Never raises and never waits: without the word the restore counts as a failed try, no more.
 
     Args:
         site: of this rank.
-        lineage: that the restore claimed.
+        claim: of the restore.
         is_remote: the claim lies on the remote tier.
 
     Returns:
         The thread that writes it; None if there could be none.
     """
-    word = Trained(run_id=site.identity.run_id, number=lineage, trained_at=datetime.now(UTC))
+    word = Trained(
+        run_id=claim.run_id,
+        number=claim.number,
+        restored=claim.restored,
+        explicit=claim.explicit,
+        trained_at=datetime.now(UTC),
+    )
     work = partial(_note_trained, site, word, is_remote=is_remote)
     thread = threading.Thread(target=work, name="tidegate-trained", daemon=True)
     try:
@@ -230,7 +273,7 @@ def _among_claims(
         return write(run)
 
 
-def find_existing_attempts(world: World, *, has_remote: bool) -> set[Attempt]:
+def find_existing_attempts(world: World, *, claimed: Collection[int] | None) -> set[Attempt]:
     """Attempts that count as checkpoints: starting from nothing would lose them.
 
     Those that all their ranks sealed, as far as anything tells. And those of which a node holds a
@@ -240,7 +283,8 @@ def find_existing_attempts(world: World, *, has_remote: bool) -> set[Attempt]:
 
     Args:
         world: what all ranks saw.
-        has_remote: there is a remote tier.
+        claimed: lineages with a claim on the remote tier; None where there is no such tier. Mirrors
+            do not count: the tier that they were made from may be lost.
     """
     ranks: dict[Attempt, set[int]] = {}
     existing: set[Attempt] = set()
@@ -249,10 +293,9 @@ def find_existing_attempts(world: World, *, has_remote: bool) -> set[Attempt]:
         seen |= copy.ranks
         if copy.is_committed or copy.is_announced or len(seen) == copy.world_size:
             existing.add(copy.attempt)
-    is_remote_blank = has_remote and world.remote == ()
-    claimed = {claim.number for claim in world.claims}
+    torn = claimed if claimed is not None and world.remote == () else ()
     for node in world.local:
-        existing |= {c.attempt for c in node if not (is_remote_blank and c.lineage in claimed)}
+        existing |= {copy.attempt for copy in node if copy.lineage not in torn}
     return existing
 
 
@@ -288,7 +331,7 @@ def _look_far(run: Folder, run_id: str) -> View:
             _check_opens(run, record)
     return View(
         remote=_copies(records),
-        claims=tuple(scan_claims(run, run_id)),
+        remote_claims=tuple(scan_claims(run, run_id)),
         trained=scan_trained(run, run_id),
         damaged=_damaged(run, records),
     )

@@ -6,14 +6,15 @@ Every rank reads for itself, without collective calls; `restore` lets the ranks 
 import os
 import pickle
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-from tidegate.storage import StepStorage, open_trusted
+from tidegate.storage import StepStorage
+from tidegate.trust import open_trusted
 from tidegate_contract.digest import ContentHasher
 from tidegate_contract.errors import Corrupt, DamagedFile
 from tidegate_contract.folder import Folder
@@ -95,7 +96,7 @@ class StepReader(FileSystemReader):  # type: ignore[misc]  # torch is not typed 
     def __init__(self, copy: OpenedCopy, trusted: Collection[int]) -> None:
         """Takes the opened copy."""
         super().__init__(copy.folder.path)
-        self.fs = StepStorage(copy.folder, trusted)
+        self.fs = StepStorage(copy.folder, trusted, copy.entries)
         self.set_up_storage_reader(copy.metadata, False)
 
 
@@ -117,11 +118,14 @@ class Load:
         self._trusted = trusted
         self._planner = DefaultLoadPlanner()
         self._planner.set_up_planner(target, copy.metadata, False)
-        self._plan = self._planner.finish_plan(self._planner.create_local_plan())
-        storage = copy.metadata.storage_data
-        self._names = sorted(
-            {storage[item.storage_index].relative_path for item in self._plan.items}
-        )
+        plan = self._planner.finish_plan(self._planner.create_local_plan())
+        # In the order of the files, as each block is read whole and only few are kept.
+        self._plan = replace(plan, items=sorted(plan.items, key=self._place))
+        self._names = sorted({self._place(item)[0] for item in plan.items})
+
+    def _place(self, item: Any) -> tuple[str, int]:
+        found = self._copy.metadata.storage_data[item.storage_index]
+        return (found.relative_path, found.offset)
 
     @property
     def size_bytes(self) -> int:
@@ -133,11 +137,13 @@ class Load:
 
         Raises:
             DamagedFile: names the file.
+            Reject: a stranger owns a file or may write it.
             OSError: a file cannot be read.
         """
         for name in self._names:
             if name not in self._copy.entries:
                 raise Corrupt(f"{self._copy.folder.path}/{name}: no seal declares it")
+            os.close(open_trusted(self._copy.folder, name, self._trusted))
         for name in self._names:
             try:
                 verify_file(self._copy.folder, self._copy.entries[name])
@@ -145,10 +151,12 @@ class Load:
                 raise DamagedFile(str(error), self._copy.entries[name]) from error
 
     def read(self) -> None:
-        """Fills the target.
+        """Fills the target; each block is compared with its seal once more, before it is used.
 
         Raises:
-            OSError, RuntimeError: a file cannot be read; the target is partly overwritten.
+            DamagedFile: a file has changed since it was verified, or was read badly; as after all
+                other errors, the target is partly overwritten, but by sealed bytes only.
+            OSError, RuntimeError: a file cannot be read.
             Reject: a stranger could have written a file.
         """
         reader = StepReader(self._copy, self._trusted)

@@ -7,27 +7,36 @@ together. Collective; main thread; called by `Checkpointer.restore` only.
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from tidegate.observe import claim_next, find_existing_attempts, observe_tiers, poll_commit
+from tidegate.observe import (
+    build_world,
+    claim_next,
+    find_existing_attempts,
+    mirror_claim,
+    observe_tiers,
+    poll_commit,
+)
 from tidegate.ranks import Ranks
 from tidegate.reading import Load, OpenedCopy, open_copy
-from tidegate.site import Site, open_place
+from tidegate.site import Site
 from tidegate.state import TrainingState
-from tidegate_contract.errors import Corrupt, DamagedFile, Reject, Retry
-from tidegate_contract.folder import Folder, open_step
-from tidegate_contract.layout import Attempt
-from tidegate_contract.publish import set_aside
+from tidegate.verdict import Judge, open_source
+from tidegate_contract.errors import Reject, Retry
+from tidegate_contract.folder import open_step
+from tidegate_contract.identity import LineageClaim
+from tidegate_contract.layout import LINEAGES, RUN_DOCUMENT, Attempt, lineage_file
 from tidegate_contract.restore_point import (
     Candidate,
     RestorePoint,
     Source,
     World,
     decide_restore_point,
+    find_lost,
+    order_key,
 )
-from tidegate_contract.seal import FileEntry
 
 _LOG = logging.getLogger(__name__)
 _MAX_ROUNDS = 32
@@ -57,7 +66,7 @@ class Outcome:
     """The end of a restore on one rank.
 
     Attributes:
-        lineage: claimed, also for a fresh start.
+        claim: of the lineage, also for a fresh start.
         reason: a sentence.
         candidate: what was loaded; None for a fresh start.
         is_remote_claim: the lineage was claimed on the remote tier.
@@ -65,7 +74,7 @@ class Outcome:
         bytes_local, bytes_remote: read by this rank.
     """
 
-    lineage: int
+    claim: LineageClaim
     reason: str
     candidate: Candidate | None = None
     is_remote_claim: bool = False
@@ -74,27 +83,17 @@ class Outcome:
     bytes_remote: int = 0
 
     @property
+    def lineage(self) -> int:
+        """Its number."""
+        return self.claim.number
+
+    @property
     def tier(self) -> str | None:
         """`Local`, `Remote`, `Mixed`; None for a fresh start."""
         if self.candidate is None:
             return None
         sources = set(self.candidate.sources)
         return str(sources.pop()) if len(sources) == 1 else "Mixed"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Verdict:
-    """How one rank fared with a candidate.
-
-    Attributes:
-        sentence: of the failure; empty for success.
-        has_moved_file: a damaged file was set aside, so another look gives other candidates.
-        is_written: live tensors were written.
-    """
-
-    sentence: str = ""
-    has_moved_file: bool = False
-    is_written: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -117,8 +116,12 @@ class Restore:
         self._excluded: dict[Attempt, str] = {}
         self._unreadable: dict[tuple[Attempt, tuple[str, ...]], str] = {}
         self._failed_local: dict[tuple[int, Attempt], str] = {}
-        self._claims: dict[int, Attempt] = {}
+        self._claims: dict[int, LineageClaim] = {}
+        self._remote_numbers: frozenset[int] | None = None
         self._damaged: dict[Attempt, str] = {}
+        self._damage: dict[Attempt, str] = {}
+        self._doubted: dict[Attempt, str] = {}
+        self._judge = Judge(site)
         self._is_written = False
 
     def run(self) -> Outcome:
@@ -131,6 +134,7 @@ class Restore:
         point = self._wait_for_pending(self._observe())
         for _ in range(_MAX_ROUNDS):
             candidate = next((c for c in point.candidates if not self._has_failed(c)), None)
+            self._check_doubted(point, candidate)
             if candidate is None:
                 return self._start_fresh(point)
             outcome = self._try(candidate, self._explain(point, candidate))
@@ -150,6 +154,21 @@ class Restore:
     def _failures(self) -> dict[Attempt, str]:
         return {attempt: why for (attempt, _), why in self._unreadable.items()} | self._excluded
 
+    def _reasons(self, point: RestorePoint) -> dict[Attempt, str]:
+        return {**self._damaged, **dict(point.refused), **self._damage, **self._failures}
+
+    def _check_doubted(self, point: RestorePoint, candidate: Candidate | None) -> None:
+        """Passes no step over because of its owner where `run.json` names him: a person decides."""
+        end = len(point.order) if candidate is None else point.order.index(candidate.attempt)
+        found = next((a for a in point.order[:end] if a in self._doubted), None)
+        if found is not None:
+            raise Reject(
+                f"run {self._site.identity.name}: step {found.step} is not restored: "
+                f"{self._doubted[found]}; {RUN_DOCUMENT} names that user, but others than this "
+                "process's user, root and the sidecar's can have written it: if it is a stranger's "
+                "run, move its folder aside"
+            )
+
     def _has_failed(self, candidate: Candidate) -> bool:
         """A step that lies elsewhere now was moved while it was opened, and is tried again."""
         attempt = candidate.attempt
@@ -157,16 +176,12 @@ class Restore:
 
     def _observe(self) -> RestorePoint:
         views = self._ranks.attempt(lambda: observe_tiers(self._site))
-        firsts = [views[min(ranks)].local or () for ranks in self._site.topology.nodes]
         self._damaged = {a: why for view in views for a, why in view.damaged.items()}
-        self._world = World(
-            nodes=self._site.topology.nodes,
-            local=tuple(firsts),
-            remote=views[0].remote,
-            claims=views[0].claims,
-            trained=views[0].trained,
+        if self._site.settings.remote is not None:
+            self._remote_numbers = frozenset(claim.number for claim in views[0].remote_claims)
+        self._world = replace(
+            build_world(self._site, views),
             running=frozenset(self._claims),
-            max_tries=self._policy.max_restore_tries,
             failed_local=dict(self._failed_local),
         )
         return decide_restore_point(self._world)
@@ -187,7 +202,7 @@ class Restore:
         try:
             if not self._vote(candidate, lambda: self._open(candidate, loaded)):
                 return None
-            lineage = self._claim(candidate.attempt)
+            claim = self._claim(candidate.attempt)
             if not self._vote(candidate, lambda: self._verify(loaded, is_same_world)):
                 return None
             self._is_written = True
@@ -199,7 +214,7 @@ class Restore:
         assert loaded.copy is not None and loaded.load is not None
         size, is_local = loaded.load.size_bytes, loaded.copy.source is Source.LOCAL
         return Outcome(
-            lineage=lineage,
+            claim=claim,
             reason=reason,
             candidate=candidate,
             is_remote_claim=self._world.remote is not None,
@@ -227,17 +242,23 @@ class Restore:
         Args:
             candidate: what is tried.
             action: this rank's part.
-            is_whole: all files were verified, so a failure says something about the whole attempt;
-                otherwise the nodes' own copies are left out first, as the remote one may do.
+            is_whole: all files were verified, so a failure says something about the whole attempt,
+                unless a file changed since; otherwise the nodes' own copies are left out first, as
+                the remote one may do.
         """
-        verdicts = self._ranks.gather(self._judge(candidate, action))
+        verdicts = self._ranks.gather(self._judge.judge(candidate, action))
         failed = [(rank, v) for rank, v in enumerate(verdicts) if v.sentence]
         if not failed:
             return True
         sentence = "; ".join(f"rank {rank}: {verdict.sentence}" for rank, verdict in failed[:3])
-        if not any(verdict.has_moved_file for _, verdict in failed):
+        is_damage = any(verdict.is_damage for _, verdict in failed)
+        if is_damage:
+            self._damage[candidate.attempt] = sentence
+        if any(verdict.is_doubted for _, verdict in failed):
+            self._doubted[candidate.attempt] = sentence
+        if not any(verdict.is_away for _, verdict in failed):
             near = [(r, v) for r, v in failed if candidate.sources[r] is Source.LOCAL]
-            if is_whole:
+            if is_whole and not is_damage:
                 self._excluded[candidate.attempt] = sentence
             elif not near:
                 self._unreadable[candidate.attempt, candidate.folders] = sentence
@@ -251,18 +272,9 @@ class Restore:
         )
         return False
 
-    def _judge(self, candidate: Candidate, action: Callable[[], object]) -> _Verdict:
-        try:
-            action()
-        except DamagedFile as error:
-            return _Verdict(sentence=str(error), has_moved_file=self._move(candidate, error.entry))
-        except Exception as error:  # noqa: BLE001  # the other ranks wait for this rank's vote
-            return _Verdict(sentence=f"{type(error).__name__}: {error}")
-        return _Verdict()
-
     def _open(self, candidate: Candidate, loaded: _Loaded) -> None:
         source = candidate.sources[self._site.rank]
-        with self._open_run(source) as run:
+        with open_source(self._site, source) as run:
             folder = open_step(run, candidate.folders[self._site.rank])
         try:
             loaded.copy = open_copy(
@@ -291,55 +303,44 @@ class Restore:
             world_size=self._ranks.world_size,
         )
 
-    def _open_run(self, source: Source) -> Folder:
-        settings = self._site.settings
-        place = settings.local if source is Source.LOCAL else settings.remote
-        assert place is not None, "a candidate names only tiers that there are"
-        return open_place(place)
-
-    def _move(self, candidate: Candidate, entry: FileEntry) -> bool:
-        """Sets a damaged file aside; two ranks may meet the same one, the first moves it."""
-        path = candidate.folders[self._site.rank]
-        try:
-            with (
-                self._open_run(candidate.sources[self._site.rank]) as run,
-                open_step(run, path) as step,
-            ):
-                set_aside(run, step, candidate.attempt, entry)
-        except FileNotFoundError:
-            return True
-        except (OSError, Corrupt) as error:
-            _LOG.warning(
-                "damaged file was not set aside", extra={"file": entry.name, "error": str(error)}
-            )
-            return False
-        return True
-
-    def _claim(self, attempt: Attempt | None) -> int:
-        """Rank 0 opens the lineage; all ranks learn its number.
+    def _claim(self, attempt: Attempt | None) -> LineageClaim:
+        """Rank 0 opens the lineage; all ranks learn its claim, and each node keeps a mirror.
 
         A second look at the same attempt goes on in the lineage that it opened: a restore that
         meets several damaged files is one try.
         """
-        newest = max(self._claims, default=0)
-        if attempt is not None and self._claims.get(newest) == attempt:
+        newest = self._claims.get(max(self._claims, default=0))
+        if newest is not None and newest.restored == attempt:
             return newest
-        number = self._ranks.attempt(
-            lambda: claim_next(self._site, self._world, attempt) if self._is_lead else 0
+        claim = self._ranks.attempt(
+            lambda: claim_next(self._site, self._world, attempt) if self._is_lead else None
         )[0]
+        assert claim is not None, "rank 0 gives a claim or raises"
+        if self._site.is_first_of_node:
+            mirror_claim(self._site, claim)
         if attempt is not None:
-            self._claims[number] = attempt
-        return number
+            self._claims[claim.number] = claim
+        return claim
 
     def _explain(self, point: RestorePoint, candidate: Candidate) -> str:
         step = candidate.attempt.step
-        reasons = {**self._damaged, **dict(point.refused), **self._failures}
+        reasons = self._reasons(point)
         before = point.order[: point.order.index(candidate.attempt)]
         unknown = [a for a in self._damaged if a not in point.order and a.step > step]
         newer = [f"step {a.step}: {reasons[a]}" for a in [*unknown, *before] if a in reasons]
+        doubt = self._explain_lost(candidate)
         if not newer:
-            return f"step {step} is the newest step"
-        return f"step {step} is the newest that all ranks can read ({'; '.join(newer)})"
+            return f"step {step} is the newest step{doubt}"
+        return f"step {step} is the newest that all ranks can read ({'; '.join(newer)}){doubt}"
+
+    def _explain_lost(self, candidate: Candidate) -> str:
+        """Says that a person may have gone back to another step; empty where nobody can have."""
+        claims = self._world.claims
+        lost = find_lost(claims, order_key(candidate.attempt, candidate.lineage, claims)[0])
+        if lost is None or self._world.step is not None:
+            return ""
+        name = f"{LINEAGES}/{lineage_file(lost.number)}"
+        return f"; {name} is damaged: if a person went back to another step there, it is unknown"
 
     def _start_fresh(self, point: RestorePoint) -> Outcome:
         """Nothing to restore: right at the first start, an error when steps were there."""
@@ -350,8 +351,9 @@ class Restore:
                 f"run {run}: the remote tier cannot be read and no node holds "
                 "a step that can be restored; nothing is begun anew meanwhile"
             )
-        existing = find_existing_attempts(self._world, has_remote=has_remote) | set(self._damaged)
-        reasons = {**self._damaged, **dict(point.refused), **self._failures}
+        existing = find_existing_attempts(self._world, claimed=self._remote_numbers)
+        existing |= set(self._damaged)
+        reasons = self._reasons(point)
         told = "; ".join(f"step {a.step}: {why}" for a, why in list(reasons.items())[:3])
         if point.set_aside:
             raise Reject(
@@ -366,4 +368,4 @@ class Restore:
                 "to start from nothing set recovery.onUnrestorable: StartFresh"
             )
         reason = f"no step could be restored ({told})" if told else "no step was ever saved"
-        return Outcome(lineage=self._claim(None), reason=reason)
+        return Outcome(claim=self._claim(None), reason=reason)

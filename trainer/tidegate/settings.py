@@ -3,7 +3,7 @@
 Called once by `Checkpointer`, on every rank, before any collective call.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -34,6 +34,8 @@ class Options:
         slots: snapshots in host memory; one is free while another is written.
         agreement_timeout: a step of another rank that takes longer ends saving, not training.
         durable_timeout: how long `close` waits for the remote tier where no agent will finish it.
+        trusted_uids: numeric ids of users whose files may be loaded as well, which can run their
+            code: of a run that goes on under another user than the one that saved it.
     """
 
     policy: Policy = field(default_factory=Policy)
@@ -42,11 +44,15 @@ class Options:
     slots: int = 2
     agreement_timeout: timedelta = timedelta(minutes=30)
     durable_timeout: timedelta = timedelta(minutes=30)
+    trusted_uids: Collection[int] = ()
 
     def __post_init__(self) -> None:
-        """Refuses a ring without slots."""
+        """Refuses a ring without slots, and users that are no numbers."""
         if self.slots < 1:
             raise Reject(f"options.slots is {self.slots}; allowed is 1 or more")
+        for uid in self.trusted_uids:
+            if type(uid) is not int or uid < 0:
+                raise Reject(f"options.trusted_uids holds {uid!r}; allowed are numeric user ids")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,16 +3,19 @@
 Called by `Checkpointer` while it is made, on all ranks, main thread.
 """
 
+import errno
 import logging
 import os
 import secrets
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from tidegate.deadline import run_within
 from tidegate.ranks import Ranks, Topology, build_topology
 from tidegate.settings import Place, Settings
+from tidegate.trust import Told, read_told, vouching_uids, without_doubted
 from tidegate_contract.errors import Corrupt, Reject, Retry
 from tidegate_contract.folder import Folder
 from tidegate_contract.identity import RunIdentity
@@ -25,11 +28,22 @@ from tidegate_contract.layout import (
     parse_state_file,
     parse_step_folder,
 )
-from tidegate_contract.publish import begin_identity, check_owner, ensure_identity
+from tidegate_contract.publish import (
+    begin_identity,
+    check_owner,
+    ensure_identity,
+    mend_identity,
+    replace_identity,
+)
 from tidegate_contract.run_documents import read_identity
+from tidegate_contract.scan import scan_run_ids
 
 _LOG = logging.getLogger(__name__)
 _ROOT_ID_BYTES = 256
+_NO_COPY = (
+    "no sound copy of it is at hand: start from a node that still has the run, bring back a copy"
+    " that you kept, or move the run's folders aside to begin anew"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,15 +52,17 @@ class Site:
 
     Attributes:
         settings: of this rank.
-        identity: of the run.
+        identity: of the run; its `uid` is trusted, a doubted one was replaced by the own one.
         topology: who shares a node.
         rank: of this process.
+        doubted_uids: users that a `run.json` names and nobody vouches for; they are not trusted.
     """
 
     settings: Settings
     identity: RunIdentity
     topology: Topology
     rank: int
+    doubted_uids: frozenset[int] = frozenset()
 
     @property
     def local(self) -> str:
@@ -61,9 +77,43 @@ class Site:
     @property
     def trusted_uids(self) -> frozenset[int]:
         """Owners whose files may be unpickled."""
-        own = {os.getuid(), 0, self.identity.uid}
-        sidecar = self.settings.sidecar_uid
-        return frozenset(own if sidecar is None else own | {sidecar})
+        named = {self.identity.uid, *self.settings.options.trusted_uids}
+        return vouching_uids(self.settings) | named
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Node:
+    """What one node says of itself and of the run.
+
+    Attributes:
+        root_id: of its tier.
+        told: by its `run.json`; None where there is none, or a damaged one.
+        damage: what is wrong with that.
+    """
+
+    root_id: str
+    told: Told | None = None
+    damage: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """What all nodes together know of the run.
+
+    Attributes:
+        told: by the first node that has a `run.json`.
+        is_agreed: no node has another one.
+        damage: of a node whose `run.json` is damaged: the run was begun, whoever it is.
+    """
+
+    told: Told | None
+    is_agreed: bool
+    damage: str | None
+
+    @property
+    def is_begun(self) -> bool:
+        """There is such a run: it is never begun anew."""
+        return self.told is not None or self.damage is not None
 
 
 def open_place(place: Place) -> Folder:
@@ -109,25 +159,57 @@ def open_site(settings: Settings, ranks: Ranks) -> Site:
     Raises:
         Reject: the run belongs to another owner, or a folder holds a run of another name.
         Retry: a tier cannot be used, or the remote one does not hold a run that a node knows.
-        Corrupt: an identity document is damaged.
+        Corrupt: an identity document is damaged, and no sound copy of it may take its place.
     """
     if settings.local.parts:
         os.makedirs(settings.local.root, exist_ok=True)
-    seen = ranks.attempt(lambda: _observe_local(settings.local))
-    topology = build_topology([root_id for root_id, _ in seen])
-    known = next((identity for _, identity in seen if identity is not None), None)
-    chosen = ranks.attempt(lambda: _decide_identity(settings, known) if ranks.rank == 0 else None)[
-        0
-    ]
-    assert chosen is not None, "rank 0 gives an identity or raises"
+    nodes = ranks.attempt(lambda: _observe_local(settings))
+    topology = build_topology([node.root_id for node in nodes])
+    known = _build_known(nodes)
+    told = ranks.attempt(lambda: _decide_identity(settings, known) if ranks.rank == 0 else None)[0]
+    assert told is not None, "rank 0 gives an identity or raises"
+    chosen, doubted = _drop_doubted(settings, told, nodes)
     is_first = topology.is_first(ranks.rank)
     ranks.attempt(lambda: _adopt_identity(settings.local, chosen) if is_first else None)
-    return Site(settings=settings, identity=chosen, topology=topology, rank=ranks.rank)
+    return Site(
+        settings=settings,
+        identity=chosen,
+        topology=topology,
+        rank=ranks.rank,
+        doubted_uids=doubted,
+    )
 
 
-def _observe_local(place: Place) -> tuple[str, RunIdentity | None]:
-    with open_place(place) as run:
-        return _root_id(run), read_identity(run)
+def _observe_local(settings: Settings) -> _Node:
+    with open_place(settings.local) as run:
+        root_id = _root_id(run)
+        try:
+            return _Node(root_id=root_id, told=read_told(run, settings))
+        except Corrupt as error:
+            return _Node(root_id=root_id, damage=str(error))
+
+
+def _drop_doubted(
+    settings: Settings, told: Told, nodes: Sequence[_Node]
+) -> tuple[RunIdentity, frozenset[int]]:
+    """The identity, and the users that it must not name: one doubt on any tier is enough."""
+    known = [told, *(node.told for node in nodes if node.told is not None)]
+    same = [one for one in known if one.identity.run_id == told.identity.run_id]
+    if all(one.is_vouched for one in same):
+        return told.identity, frozenset()
+    vouching = vouching_uids(settings)
+    chosen = without_doubted(told.identity, vouching)
+    doubted = {one.named_uid for one in same} - vouching
+    return chosen, frozenset(doubted.difference(settings.options.trusted_uids))
+
+
+def _build_known(nodes: Sequence[_Node]) -> _Known:
+    known = [node.told for node in nodes if node.told is not None]
+    return _Known(
+        told=known[0] if known else None,
+        is_agreed=len({told.identity for told in known}) == 1,
+        damage=next((node.damage for node in nodes if node.damage is not None), None),
+    )
 
 
 def _root_id(run: Folder) -> str:
@@ -145,39 +227,75 @@ def _root_id(run: Folder) -> str:
     return text
 
 
-def _decide_identity(settings: Settings, known: RunIdentity | None) -> RunIdentity:
+def _decide_identity(settings: Settings, known: _Known) -> Told:
     """The run's identity; a new one only where neither tier holds one and both can be used."""
     remote = settings.remote
-    if remote is None:
-        found = known or _new_identity(settings)
+    if remote is not None:
+        told = _told_beside(remote, settings, known)
+    elif known.told is not None:
+        told = known.told
+    elif known.damage is not None:
+        raise Corrupt(f"{known.damage}; {_NO_COPY}")
     else:
-        found = _identity_beside(remote, settings, known)
+        new = _new_identity(settings)
+        told = Told(identity=new, named_uid=new.uid, is_vouched=True)
+    _check_name(told.identity, settings)
+    check_owner(told.identity, settings.owner_uid)
+    return told
+
+
+def _check_name(found: RunIdentity, settings: Settings) -> None:
     if found.name != settings.run:
         raise Reject(f"run {settings.run}: its folder holds {RUN_DOCUMENT} of run {found.name}")
-    check_owner(found, settings.owner_uid)
-    return found
 
 
-def _identity_beside(remote: Place, settings: Settings, known: RunIdentity | None) -> RunIdentity:
+def _told_beside(remote: Place, settings: Settings, known: _Known) -> Told:
     try:
         return run_within(
             settings.policy.stall_timeout_seconds,
             f"opening the remote tier at {remote.path}",
-            lambda: _remote_identity(remote, settings, is_known=known is not None),
+            lambda: _told_on(remote, settings, known),
         )
     except (OSError, Retry) as error:
-        if known is None or settings.policy.remote_unreachable_is_error:
+        if known.told is None or settings.policy.remote_unreachable_is_error:
             raise Retry(f"remote tier {remote.path} cannot be used: {error}") from error
         _LOG.warning("remote tier is left out", extra={"run": settings.run, "error": str(error)})
-        return known
+        return known.told
 
 
-def _remote_identity(remote: Place, settings: Settings, *, is_known: bool) -> RunIdentity:
-    if not is_known:
+def _told_on(remote: Place, settings: Settings, known: _Known) -> Told:
+    found = _remote_identity(remote, settings, known)
+    with Folder.open(remote.root) as root, root.below(remote.parts) as run:
+        told = read_told(run, settings)
+    if told is None or told.identity.run_id != found.run_id:
+        raise Retry(f"{remote.path}/{RUN_DOCUMENT} was exchanged while it was read")
+    return told
+
+
+def _remote_identity(remote: Place, settings: Settings, known: _Known) -> RunIdentity:
+    if not known.is_begun:
         with open_place(remote) as run:
             return begin_identity(run, _new_identity(settings))
-    folder, found = open_known(remote)
+    try:
+        folder, found = open_known(remote)
+    except Corrupt as error:
+        return _mend_remote(remote, settings, known, error)
     folder.close()
+    return found
+
+
+def _mend_remote(remote: Place, settings: Settings, known: _Known, error: Corrupt) -> RunIdentity:
+    """Gives the remote tier back what all nodes that know the run have a copy of."""
+    if known.told is None:
+        raise Corrupt(f"{error}; so is that of a node: {known.damage}; {_NO_COPY}") from error
+    if not known.is_agreed:
+        raise Corrupt(f"{error}; the nodes' copies of it differ; {_NO_COPY}") from error
+    _check_name(known.told.identity, settings)
+    with Folder.open(remote.root) as root, root.below(remote.parts) as run:
+        found = mend_identity(run, known.told.identity)
+    if found is None:
+        raise _unknown_run(remote) from error
+    _LOG.warning("%s; it is written anew", error, extra={"run": settings.run})
     return found
 
 
@@ -193,24 +311,61 @@ def _new_identity(settings: Settings) -> RunIdentity:
 
 def _adopt_identity(place: Place, chosen: RunIdentity) -> None:
     with open_place(place) as run:
-        found = read_identity(run)
-        if found is not None and found.run_id != chosen.run_id:
-            _set_aside(run, found)
+        former = _find_former(run, chosen)
+        if former is not None:
+            _LOG.warning("local data of an earlier run id is set aside", extra={"run": chosen.name})
+            _set_aside(run, former)
         ensure_identity(run, chosen)
 
 
-def _set_aside(run: Folder, old: RunIdentity) -> None:
+def _find_former(run: Folder, chosen: RunIdentity) -> str | None:
+    """The run id of what lies here, if that is not the chosen run's; mends a damaged `run.json`."""
+    try:
+        found = read_identity(run)
+    except Corrupt as error:
+        told = set(scan_run_ids(run).values())
+        former = next((run_id for run_id in told if _is_run_id(run_id)), None)
+        if former is not None and chosen.run_id not in told:
+            return former
+        _LOG.warning("%s; it is written anew", error, extra={"run": chosen.name})
+        replace_identity(run, chosen)
+        return None
+    return found.run_id if found is not None and found.run_id != chosen.run_id else None
+
+
+def _is_run_id(text: str | None) -> bool:
+    """It can be a folder's name: a document may say anything."""
+    try:
+        return text is not None and str(uuid.UUID(text)) == text
+    except ValueError:
+        return False
+
+
+def _set_aside(run: Folder, run_id: str) -> None:
     """Moves everything of another run id into `quarantine/<run id>/`; nothing is deleted."""
-    _LOG.warning("local data of an earlier run id is set aside", extra={"run": old.name})
-    documents = {CONTROL_DOCUMENT, LINEAGES}
-    with run.ensure_child(QUARANTINE) as quarantine, quarantine.ensure_child(old.run_id) as aside:
+    with run.ensure_child(QUARANTINE) as quarantine, quarantine.ensure_child(run_id) as aside:
         names = run.names()
         for name in names:
             is_numbered = parse_step_folder(name) is not None or parse_state_file(name) is not None
-            if is_numbered or name in documents:
+            if name == LINEAGES:
+                _set_claims_aside(run, aside)
+            elif is_numbered or name == CONTROL_DOCUMENT:
                 run.rename(name, name, into=aside)
         run.rename(
             RUN_DOCUMENT, RUN_DOCUMENT, into=aside
         )  # last: until then it says whose they are
         aside.sync()
     run.sync()
+
+
+def _set_claims_aside(run: Folder, aside: Folder) -> None:
+    """One by one where earlier claims of that run lie there already."""
+    try:
+        run.rename(LINEAGES, LINEAGES, into=aside)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        with run.child(LINEAGES) as source, aside.child(LINEAGES) as target:
+            for name in source.names():
+                source.rename(name, name, into=target)
+            target.sync()

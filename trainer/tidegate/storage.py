@@ -1,4 +1,4 @@
-"""DCP's file layer on one step folder: hashed while written, published durably, read without links.
+"""DCP's file layer on one step folder: hashed while written, published durably, checked while read.
 
 Nothing here decides what is written; `writer` and `reading` do. One instance per save or load, used
 from one thread.
@@ -6,18 +6,20 @@ from one thread.
 
 import io
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from torch.distributed.checkpoint.filesystem import FileSystem
 
+from tidegate.trust import open_trusted
 from tidegate_contract.digest import ContentHasher
-from tidegate_contract.errors import Reject
+from tidegate_contract.errors import Corrupt, DamagedFile
 from tidegate_contract.folder import Folder, NewFile
 from tidegate_contract.seal import FileEntry, Scope, file_entry
 
-_WORLD_WRITABLE = 0o002
+_KEPT_BLOCKS = 2
+"""Of a file that is read: torch looks at the end of an item before it reads it from its start."""
 
 
 class HashedStream(io.RawIOBase):
@@ -47,6 +49,122 @@ class HashedStream(io.RawIOBase):
         return len(view)
 
 
+class VerifiedStream(io.RawIOBase):
+    """Read side of one data file: no byte of a block is given unless the block matches its digest.
+
+    So what is loaded is what was sealed, whatever happens to the file meanwhile. Memory for two
+    blocks; a block that is needed again later is read and checked again.
+    """
+
+    def __init__(self, fd: int, path: str, entry: FileEntry) -> None:
+        """Takes an open file that stays the caller's.
+
+        Args:
+            fd: of the file; its position is not used.
+            path: for messages.
+            entry: what the file should be.
+
+        Raises:
+            DamagedFile: it has another size.
+        """
+        super().__init__()
+        size = os.fstat(fd).st_size
+        if size != entry.size:
+            raise DamagedFile(f"{path}: {size} bytes, declared {entry.size}", entry)
+        self._fd = fd
+        self._path = path
+        self._entry = entry
+        self._position = 0
+        self._kept: dict[int, memoryview] = {}
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def seekable(self) -> bool:
+        """Always."""
+        return True
+
+    def tell(self) -> int:
+        """Where the next byte is read, in bytes from the start."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        """As for any file; behind its end there is nothing to read."""
+        starts = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._entry.size}
+        if starts[whence] + offset < 0:
+            raise ValueError(f"{self._path}: negative position {starts[whence] + offset}")
+        self._position = starts[whence] + offset
+        return self._position
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Fills the buffer, up to the end of the file.
+
+        Raises:
+            DamagedFile: names the block that does not match; what was filled before it is sound.
+            OSError: the file cannot be read.
+        """
+        view = memoryview(buffer).cast("B")
+        filled = 0
+        while filled < len(view) and self._position < self._entry.size:
+            count = self._read_some(view[filled:])
+            filled += count
+            self._position += count
+        return filled
+
+    def _read_some(self, view: memoryview) -> int:
+        """Bytes of the block at the position, as many as the view takes."""
+        index, start = divmod(self._position, self._entry.block_size)
+        size = self._size_of(index)
+        if start == 0 and len(view) >= size and index not in self._kept:
+            self._fill(index, view[:size])  # without a copy between
+            return size
+        piece = self._block(index)[start : start + len(view)]
+        view[: len(piece)] = piece
+        return len(piece)
+
+    def _size_of(self, index: int) -> int:
+        block_size = self._entry.block_size
+        return min(block_size, self._entry.size - index * block_size)
+
+    def _block(self, index: int) -> memoryview:
+        found = self._kept.pop(index, None)
+        if found is None:
+            found = self._free_memory()[: self._size_of(index)]
+            self._fill(index, found)
+        self._kept[index] = found  # behind all others: the first one is the longest unused
+        return found
+
+    def _free_memory(self) -> memoryview:
+        if len(self._kept) < _KEPT_BLOCKS:
+            return memoryview(bytearray(min(self._entry.block_size, self._entry.size)))
+        unused = self._kept.pop(next(iter(self._kept)))
+        return memoryview(unused.obj)
+
+    def _fill(self, index: int, memory: memoryview) -> None:
+        """Reads a block into memory of its size, and wipes it out again unless it matches."""
+        is_sound = False
+        try:
+            is_sound = self._digest_into(index, memory) == self._entry.blocks[index]
+        finally:
+            if not is_sound:
+                memory[:] = bytes(len(memory))
+        if not is_sound:
+            where = f"block {index} of {len(self._entry.blocks)}"
+            raise DamagedFile(f"{self._path}: {where} is damaged", self._entry)
+
+    def _digest_into(self, index: int, memory: memoryview) -> str | None:
+        filled = 0
+        begin = index * self._entry.block_size
+        while filled < len(memory) and (
+            count := os.preadv(self._fd, [memory[filled:]], begin + filled)
+        ):
+            filled += count
+        hasher = ContentHasher(self._entry.block_size)
+        hasher.update(memory[:filled])
+        return next(iter(hasher.finish().blocks), None)
+
+
 class StepStorage(FileSystem):  # type: ignore[misc]  # torch is not typed here
     """Files of one open step folder.
 
@@ -54,11 +172,23 @@ class StepStorage(FileSystem):  # type: ignore[misc]  # torch is not typed here
         entries: of the files written so far, for the seal.
     """
 
-    def __init__(self, folder: Folder, trusted: Collection[int] = ()) -> None:
-        """Takes an open folder; `trusted` are the owners whose files may be read."""
+    def __init__(
+        self,
+        folder: Folder,
+        trusted: Collection[int] = (),
+        declared: Mapping[str, FileEntry] | None = None,
+    ) -> None:
+        """Takes an open folder.
+
+        Args:
+            folder: stays the caller's.
+            trusted: owners whose files may be read.
+            declared: name → what the seals say of the file; no other one is read.
+        """
         super().__init__()
         self._folder = folder
         self._trusted = trusted
+        self._declared = declared or {}
         self.entries: list[FileEntry] = []
 
     @contextmanager
@@ -66,14 +196,30 @@ class StepStorage(FileSystem):  # type: ignore[misc]  # torch is not typed here
         """DCP's hook: a stream of the file of this name in the folder.
 
         A written file appears, durably, when the block ends without an error, and not at all else.
+
+        Raises:
+            Corrupt: no seal declares the file that is to be read, or it is damaged.
+            Reject: a stranger owns it or may write it.
         """
         name = os.path.basename(path)
         if mode == "wb":
             with self.new_stream(name, Scope.BOTH) as stream:
                 yield stream
             return
-        with os.fdopen(open_trusted(self._folder, name, self._trusted), "rb") as file:
-            yield file
+        with self._open_verified(name) as stream:
+            yield stream
+
+    @contextmanager
+    def _open_verified(self, name: str) -> Iterator[VerifiedStream]:
+        path = f"{self._folder.path}/{name}"
+        entry = self._declared.get(name)
+        if entry is None:
+            raise Corrupt(f"{path}: no seal declares it")
+        fd = open_trusted(self._folder, name, self._trusted)
+        try:
+            yield VerifiedStream(fd, path, entry)
+        finally:
+            os.close(fd)
 
     @contextmanager
     def new_stream(self, name: str, scope: Scope) -> Iterator[HashedStream]:
@@ -89,21 +235,3 @@ class StepStorage(FileSystem):  # type: ignore[misc]  # torch is not typed here
         """Writes one small file."""
         with self.new_stream(name, scope) as stream:
             stream.write(data)
-
-
-def open_trusted(folder: Folder, name: str, trusted: Collection[int]) -> int:
-    """A descriptor of a file that may be unpickled; the caller closes it.
-
-    Raises:
-        Reject: a stranger owns it or may write it: loading it could run a stranger's code.
-        Corrupt: it is a link or no regular file.
-    """
-    fd = folder.open_file(name)
-    found = os.fstat(fd)
-    if found.st_uid in trusted and not found.st_mode & _WORLD_WRITABLE:
-        return fd
-    os.close(fd)
-    raise Reject(
-        f"{folder.path}/{name}: owner {found.st_uid}, mode {found.st_mode & 0o7777:o}; read are "
-        f"only files of uid {sorted(trusted)} that others may not write"
-    )

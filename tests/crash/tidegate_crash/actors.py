@@ -9,8 +9,8 @@ from threading import Event
 
 from tidegate_contract.folder import Folder
 from tidegate_contract.identity import LineageClaim, Pin
-from tidegate_contract.layout import TRASH, step_folder
-from tidegate_contract.publish import announce, claim_lineage, commit_step, write_pin
+from tidegate_contract.layout import step_folder
+from tidegate_contract.publish import announce, claim_lineage, commit_step
 from tidegate_crash.flusher import Duty, Flusher
 from tidegate_crash.scenario import Actor, Fact, History, Place
 from tidegate_crash.stage import (
@@ -25,7 +25,7 @@ from tidegate_crash.stage import (
     seal,
     seal_of,
 )
-from tidegate_sidecar.removal import restore_step
+from tidegate_sidecar.removal import pin_step, trash_step
 from tidegate_sidecar.tasks import CopyRanks, Places, RemoteTier
 from tidegate_sidecar.transfer import Meter, TokenBucket
 
@@ -159,17 +159,24 @@ def roll_back(which: Save, number: int = 2) -> Actor:
 
 
 def pin(which: Save) -> Actor:
-    """A person pins a commit; if retention has just moved it, it is moved back."""
+    """A person pins a commit, and is told so unless retention was faster."""
 
     def actor(place: Place, history: History) -> None:
         with Folder.open(place.remote) as run:
-            write_pin(run, Pin(run_id=RUN_ID, attempt=which.attempt, pinned_at=NOW))
-            name = step_folder(which.attempt)
-            with run.ensure_child(TRASH) as trash:
-                is_moved = name in trash.names()
-            if is_moved:
-                restore_step(run, which.attempt)
-        history.note(Fact.PINNED, which.attempt)
+            wanted = Pin(run_id=RUN_ID, attempt=which.attempt, pinned_at=NOW)
+            if pin_step(run, wanted) is not None:
+                history.note(Fact.PINNED, which.attempt)
+
+    return actor
+
+
+def trashed(*saves: Save) -> Actor:
+    """For `prepare`: retention has moved these steps."""
+
+    def actor(place: Place, _history: History) -> None:
+        with Folder.open(place.remote) as run:
+            for one in saves:
+                trash_step(run, one.attempt)
 
     return actor
 

@@ -4,9 +4,11 @@ Called by the tests; a scenario is found by its name, as actors do not pass betw
 """
 
 import multiprocessing
+import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, fields
+from unittest import mock
 
 from tidegate_crash.explore import explore
 from tidegate_crash.judge import Counts
@@ -40,15 +42,22 @@ def explore_one(effort: Effort) -> Counts:
 def explore_all(efforts: Iterable[Effort], workers: int) -> Iterator[Counts]:
     """Explores scenarios in processes of their own; yields in the order of `efforts`."""
     start = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=start) as pool:
+    same_hashes = mock.patch.dict(os.environ, PYTHONHASHSEED="0")  # so that ids can be compared
+    with same_hashes, ProcessPoolExecutor(workers, mp_context=start) as pool:
         yield from pool.map(explore_one, efforts)
 
 
 def totals(found: Iterable[Counts]) -> dict[str, int]:
-    """The sums of all counts, by their names."""
+    """The sums of all counts, by their names; a state that several scenarios met is one."""
     names = [item.name for item in fields(Counts) if item.type in (int, "int")]
     explored = list(found)
-    return {name: sum(getattr(counts, name) for counts in explored) for name in names}
+    sums = {name: sum(getattr(counts, name) for counts in explored) for name in names}
+    return sums | {"states": len(set().union(*(counts.ids for counts in explored)))}
+
+
+def as_record(counts: Counts) -> dict[str, object]:
+    """The counts of one scenario, to be written down."""
+    return {item.name: getattr(counts, item.name) for item in fields(counts) if item.name != "ids"}
 
 
 def in_words(counts: Counts) -> str:

@@ -31,7 +31,7 @@ from tidegate_sidecar.decide import (
 from tidegate_sidecar.faults import Fault, RemoteDamaged, Side, SourceError, fault_of
 from tidegate_sidecar.lock import FlushLock
 from tidegate_sidecar.observe import LocalView, StepScanner, observe_local
-from tidegate_sidecar.removal import empty_step, quarantine_file, trash_step
+from tidegate_sidecar.removal import empty_step, trash_step
 from tidegate_sidecar.retention import (
     TRASH_GRACE_SECONDS,
     decide_local_retention,
@@ -217,8 +217,6 @@ class Flusher:
             self.is_failing = True  # the loop waits and tries again: here the next process does
             return
         self._refused.add(attempt)
-        if fault.damaged_file is not None:
-            quarantine_file(self._run, attempt, fault.damaged_file)
 
 
 def flush(node: int, duty: Duty | None = None) -> Actor:

@@ -6,7 +6,8 @@ I1 a sealed step whose shards all exist somewhere stays restorable or re-flushab
 commit supersedes it. I2 nothing torn, mixed between attempts, or of another run is ever offered.
 I3 the newest commit that somebody was told of is only ever replaced by a newer one. I4 a restore
 takes the newest good commit, verifies it and gets the bytes of one attempt. I5 a second run of
-everybody ends, with the newest available step committed and nothing left over.
+everybody ends, with the newest available step committed and nothing left over. I6 a commit that a
+person was told is pinned stays, in its place or on the way back to it.
 """
 
 from collections.abc import Iterator
@@ -94,12 +95,12 @@ def look(place: Place, history: History) -> Sight:
 
 
 def check_state(place: Place, history: History) -> list[str]:
-    """Violations of I1 to I4 that a reader could meet at this moment."""
+    """Violations of I1 to I4 and I6 that a reader could meet at this moment."""
     return _check(place, history, look(place, history), is_final=False)
 
 
 def check_settled(settled: Settled) -> Check:
-    """A check of I5, and of I1 to I4 after it."""
+    """A check of I5, and of all others after it."""
 
     def check(place: Place, history: History) -> list[str]:
         sight = look(place, history)
@@ -119,6 +120,7 @@ def _check(place: Place, history: History, sight: Sight, *, is_final: bool) -> l
     if sight.truth.run_id is None:
         return found
     is_flipped = bool(history.of(Fact.FLIPPED))
+    found += _check_pinned(history, sight.truth, is_final=is_final)
     found += _check_told(history, sight.truth, is_final=is_final)
     if not is_flipped:
         found += _check_sealed(history, sight.truth)
@@ -195,6 +197,14 @@ def _check_told(history: History, truth: Truth, *, is_final: bool) -> Iterator[s
         there += [truth.order(save) for save in SAVES if truth.is_available(save)]
     if wanted and max(there) < wanted[-1]:
         yield f"I3 {wanted[-1]} was durable and the newest commit is {truth.newest}"
+
+
+def _check_pinned(history: History, truth: Truth, *, is_final: bool) -> Iterator[str]:
+    """I6."""
+    there = {w.save.attempt for w in truth.commits if not (is_final and w.is_in_trash)}
+    for note in history.of(Fact.PINNED):
+        if note.attempt is not None and note.attempt not in there:
+            yield f"I6 step {note.attempt.step} is pinned and gone"
 
 
 def _check_sealed(history: History, truth: Truth) -> Iterator[str]:

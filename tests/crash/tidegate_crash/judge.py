@@ -50,6 +50,7 @@ class Counts:
         failed_fsyncs: schedules with one.
         flips: of bits.
         lost_disks: of nodes.
+        ids: of the states, alike in all scenarios and in processes of one hash seed.
         violations: what was found first, with the schedule; empty is what one hopes for.
     """
 
@@ -62,6 +63,7 @@ class Counts:
     failed_fsyncs: int = 0
     flips: int = 0
     lost_disks: int = 0
+    ids: set[int] = field(default_factory=set, repr=False)
     violations: list[str] = field(default_factory=list)
 
 
@@ -75,7 +77,6 @@ class Judge:
         self._scenario = scenario
         self._place = place
         self._bounds = bounds
-        self._states: set[tuple[int, int]] = set()
         self._judged: set[tuple[int, int]] = set()
         self._finals: set[tuple[int, int]] = set()
         self._crashed: set[tuple[int, int]] = set()
@@ -191,8 +192,8 @@ class Judge:
         if key in self._judged:
             return []
         self._judged.add(key)
-        self._states.add((seen.content, promised))
-        self.counts.states = len(self._states)
+        self.counts.ids.add(hash((seen.content, promised)))
+        self.counts.states = len(self.counts.ids)
         found = self._check(self._scenario.check, disk, history)
         if found:
             return found
@@ -206,9 +207,11 @@ class Judge:
         return [f"after the second run: {sentence}" for sentence in found]
 
     def _number(self, history: History) -> int:
+        """By its words: the hash of None, which notes may hold, is another one in each process."""
         known = self._histories.get(history)
         if known is None:
-            known = self._histories[history.copy()] = len(self._histories)
+            words = sorted(map(repr, history.notes)), sorted(history.complaints)
+            known = self._histories[history.copy()] = hash(repr(words))
         return known
 
     @staticmethod

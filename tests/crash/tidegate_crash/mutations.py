@@ -197,6 +197,15 @@ def unlink_before_rename() -> AbstractContextManager[None]:
     return _patched((tasks, "trash_step", torn))
 
 
+def empties_in_place() -> AbstractContextManager[None]:
+    """A step of `.trash` is emptied under the name that a person may move back."""
+    return _patched((removal, "emptied_folder", step_folder), (removal, "_take_away", _never))
+
+
+def _never(*_: object) -> bool:
+    return False
+
+
 def quarantine_moves_the_folder() -> AbstractContextManager[None]:
     """One damaged file takes its whole step with it."""
 
@@ -250,6 +259,7 @@ MUTATIONS = (
     Mutation(name="no run check", plant=without_run_check, scenario="recreate"),
     Mutation(name="counts uncommitted", plant=retention_counts_uncommitted, scenario="half"),
     Mutation(name="unlink before rename", plant=unlink_before_rename, scenario="undo", depth=1),
+    Mutation(name="empties in place", plant=empties_in_place, scenario="pins-empty", depth=1),
     Mutation(name="quarantines folders", plant=quarantine_moves_the_folder, scenario="flip-half"),
     Mutation(name="ignores the attempt", plant=restore_ignores_the_attempt, scenario="mixed"),
     Mutation(name="ignores the lineage", plant=order_ignores_the_lineage, scenario="rollback"),

@@ -29,6 +29,7 @@ from tidegate_crash.actors import (
     roll_back,
     sealed,
     start,
+    trashed,
 )
 from tidegate_crash.flusher import Duty, flush
 from tidegate_crash.invariants import Settled, check_settled, check_state
@@ -199,6 +200,12 @@ def collecting() -> list[Scenario]:
         ),
         build_scenario(
             "pins", (committed(FOUR, SIX), sealed(SIX)), (pin(FOUR), flush(0, TIDY)), (1, 0)
+        ),
+        build_scenario(
+            "pins-empty",
+            (committed(FOUR, SIX), trashed(FOUR)),
+            (pin(FOUR), flush(0, EMPTY)),
+            (1, 0),
         ),
     ]
 
