@@ -64,7 +64,7 @@ soak: env ground-prepare images ## long counts; results go to benchmarks/results
 	@$(PYTEST) -m soak tests
 
 .PHONY: ground-prepare
-ground-prepare: env ## build the ground's programs and images once (about 11 minutes cold)
+ground-prepare: env ## build the ground's programs and images once (11 to 30 minutes cold)
 	@$(PY) -m tidegate_ground prepare
 
 .PHONY: ground
