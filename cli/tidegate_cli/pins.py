@@ -13,7 +13,7 @@ from tidegate_contract.errors import Reject
 from tidegate_contract.identity import Pin
 from tidegate_contract.layout import Attempt
 from tidegate_contract.publish import remove_pin
-from tidegate_sidecar.removal import pin_step
+from tidegate_sidecar.pinning import Found, pin_step
 
 _MAX_REASON = 1000
 
@@ -45,10 +45,13 @@ def pin(
     with open_run(run_folder) as (run, identity):
         now = datetime.now(UTC)
         wanted = Pin(run_id=identity.run_id, attempt=attempt, reason=reason, pinned_at=now)
-        looks = pin_step(run, wanted)
-        if looks is None:
-            raise Reject(f"step {attempt.step} was removed meanwhile; it is not pinned")
-    tell(view, attempt, "pinned", is_back=looks > 0, as_json=as_json)
+        found = pin_step(run, wanted)
+    if found is Found.GONE:
+        raise Reject(
+            f"step {attempt.step} was removed meanwhile; its pin holds nothing:"
+            f" tidegate unpin {attempt.step} takes it away"
+        )
+    tell(view, attempt, "pinned", found, as_json=as_json)
 
 
 def unpin(step: Step, run_folder: RunFolder, as_json: AsJson = False) -> None:
@@ -57,10 +60,10 @@ def unpin(step: Step, run_folder: RunFolder, as_json: AsJson = False) -> None:
     attempt = choose_attempt(step, view.pins, f"has no pin in {run_folder}")
     with open_run(run_folder) as (run, _):
         remove_pin(run, attempt)
-    tell(view, attempt, "unpinned", is_back=False, as_json=as_json)
+    tell(view, attempt, "unpinned", Found.IN_PLACE, as_json=as_json)
 
 
-def tell(view: RunView, attempt: Attempt, done: str, *, is_back: bool, as_json: bool) -> None:
+def tell(view: RunView, attempt: Attempt, done: str, found: Found, *, as_json: bool) -> None:
     """What was done, in the shape that pins have."""
     if as_json:
         say_json(
@@ -69,9 +72,9 @@ def tell(view: RunView, attempt: Attempt, done: str, *, is_back: bool, as_json: 
                 "step": attempt.step,
                 "attempt": attempt.nonce,
                 "done": done,
-                "back_from_trash": is_back,
+                "back_from_trash": found is Found.BACK,
             }
         )
     else:
-        back = "; it is back from .trash" if is_back else ""
+        back = f"; it is {found}" if found is not Found.IN_PLACE else ""
         say(f"step {attempt.step} of {view.identity.name} is {done}{back}")

@@ -16,11 +16,18 @@ from tidegate_cli.rows import find_base_of, find_newest
 from tidegate_cli.terminal import can_ask, plain, say, say_json, show_size, warn
 from tidegate_contract.errors import Reject
 from tidegate_contract.folder import Folder
-from tidegate_contract.layout import LINEAGES, TRASH, Attempt, emptied_folder, lineage_file
+from tidegate_contract.layout import LINEAGES, TRASH, Attempt, lineage_file
 from tidegate_contract.restore_point import find_lost
 from tidegate_contract.run_documents import scan_pins
 from tidegate_contract.scan import StepRecord
-from tidegate_sidecar.removal import empty_step, is_durable, lies_in_trash, restore_step, trash_step
+from tidegate_sidecar.removal import (
+    empty_step,
+    find_remains,
+    is_durable,
+    lies_in_trash,
+    restore_step,
+    trash_step,
+)
 
 
 def rm(
@@ -46,13 +53,13 @@ def rm(
     if not is_sure and not _is_confirmed(view, attempt, empties=empties):
         warn("nothing was changed")
         raise typer.Exit(1)
-    is_left = _remove(run_folder, attempt, empties=empties)
+    left = _remove(run_folder, attempt, empties=empties)
     done = "emptied" if empties else "dropped"
     if as_json:
         told = {"step": attempt.step, "attempt": attempt.nonce, "done": done}
-        say_json({"run": view.identity.name, **told, "left_in_trash": is_left})
+        say_json({"run": view.identity.name, **told, "left_in_trash": left is not None})
     else:
-        _print(view, attempt, run_folder, empties=empties, is_left=is_left)
+        _print(view, attempt, run_folder, empties=empties, left=left)
 
 
 def check_removal(view: RunView, attempt: Attempt, *, empties: bool) -> Attempt:
@@ -111,11 +118,11 @@ def _commit_bytes(record: StepRecord) -> int:
     return record.committed.manifest.size_bytes if record.committed else 0
 
 
-def _remove(path: Path, attempt: Attempt, *, empties: bool) -> bool:
+def _remove(path: Path, attempt: Attempt, *, empties: bool) -> str | None:
     """Moves the step, and empties it if asked.
 
     Returns:
-        True if the emptied folder holds names that the format does not know, and so stays.
+        Name inside `.trash` of what stays, as it holds names that the format does not know.
     """
     view = look_at_run(path)
     if attempt not in find_commits(view):
@@ -125,22 +132,24 @@ def _remove(path: Path, attempt: Attempt, *, empties: bool) -> bool:
         if not is_durable(run, newest, identity.run_id):
             raise Reject(f"step {newest.step}, the newest one, does not hold: nothing is removed")
         trash_step(run, attempt)
-        _check_pins_again(run, attempt)
+        _check_pins_again(run, attempt, identity.run_id)
         if not empties:
-            return False
+            return None
         empty_step(run, attempt)
-        _check_pins_again(run, attempt)
-        return lies_in_trash(run, emptied_folder(attempt))
+        _check_pins_again(run, attempt, identity.run_id)
+        return find_remains(run, attempt)
 
 
-def _check_pins_again(run: Folder, attempt: Attempt) -> None:
+def _check_pins_again(run: Folder, attempt: Attempt, run_id: str) -> None:
     """Whoever pinned between look and move saw the step in its place: it goes back there."""
-    if attempt in scan_pins(run):
-        restore_step(run, attempt)
+    if attempt not in scan_pins(run):
+        return
+    restore_step(run, attempt)
+    if is_durable(run, attempt, run_id) or lies_in_trash(run, attempt):
         raise Reject(f"step {attempt.step} was pinned meanwhile: it stays")
 
 
-def _print(view: RunView, attempt: Attempt, path: Path, *, empties: bool, is_left: bool) -> None:
+def _print(view: RunView, attempt: Attempt, path: Path, *, empties: bool, left: str | None) -> None:
     name = f"step {attempt.step} of {view.identity.name}"
     if not empties:
         say(f"{name} is in .trash, where sidecars empty it after an hour; until then")
@@ -148,5 +157,5 @@ def _print(view: RunView, attempt: Attempt, path: Path, *, empties: bool, is_lef
         say("brings it back")
     else:
         say(f"{name} is removed")
-    if is_left:
-        warn(f"{path}/{TRASH}/{emptied_folder(attempt)} holds files that are not of the format")
+    if left is not None:
+        warn(f"{path}/{TRASH}/{left} holds files that are not of the format")

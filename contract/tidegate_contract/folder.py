@@ -194,21 +194,58 @@ class Folder:
         return True
 
     def _reserve_and_rename(self, source: str, target: str) -> bool:
-        """Reserves under a name that no reader takes, so that a crash leaves no empty target."""
+        """Reserves under a name that no reader takes, so that a crash leaves no empty target.
+
+        Only who made the reservation renames, as long as it lies there: one that is held up for
+        long is taken for dead by others.
+        """
         reserved = temp_file(target, _RESERVATION)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            os.close(os.open(reserved, flags, FILE_MODE, dir_fd=self._fd))
-        except FileExistsError:
-            if self.size(target) is not None or not self._is_abandoned(source, reserved):
+        if not self._reserve(reserved, source):
+            is_free = self.size(target) is None and self._clear_abandoned(source, reserved)
+            if not is_free or not self._reserve(reserved, source):
                 return False
         try:
-            if self.size(target) is not None:
+            if self.size(target) is not None or not self._holds(reserved, source):
                 return False
             self.rename(source, target)
         finally:
-            self.remove(reserved)
+            if self._holds(reserved, source):
+                self.remove(reserved)
         return True
+
+    def _reserve(self, reserved: str, source: str) -> bool:
+        """Makes the reservation, which says whose it is; False if there is one."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            fd = os.open(reserved, flags, FILE_MODE, dir_fd=self._fd)
+        except FileExistsError:
+            return False
+        try:
+            os.write(fd, source.encode())
+        finally:
+            os.close(fd)
+        return True
+
+    def _holds(self, reserved: str, source: str) -> bool:
+        # not by its inode: the number of one that was removed is soon another file's
+        return self.read(reserved) == source.encode()
+
+    def _clear_abandoned(self, source: str, reserved: str) -> bool:
+        """Takes an abandoned reservation away; False if there is none.
+
+        By a rename, so that a fresh one which came into its place is not unlinked unseen. It is not
+        put back: its maker then gives up, where two might believe that they have the name.
+        """
+        if not self._is_abandoned(source, reserved):
+            return False
+        taken = temp_file(reserved, secrets.token_hex(8))
+        try:
+            self.rename(reserved, taken)
+        except FileNotFoundError:
+            return False
+        is_abandoned = self._is_abandoned(source, taken)
+        self.remove(taken)
+        return is_abandoned
 
     def _is_abandoned(self, source: str, reserved: str) -> bool:
         """Its maker died in between: by the clock of the file system, which stamped both."""

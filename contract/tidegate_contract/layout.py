@@ -34,6 +34,8 @@ COMMIT = "COMMIT"
 
 _RANK = r"(0|[1-9][0-9]{0,8})"  # not \d: that takes the digits of every script
 _STEP = re.compile(r"step-([0-9]{20})\.([0-9a-f]{16})")
+_HIDDEN = re.compile(r"(step-[0-9]{20}\.[0-9a-f]{16})\.hidden\.([0-9a-f]{16})")
+_REMOVED = re.compile(r"(step-[0-9]{20}\.[0-9a-f]{16})\.removed\.([0-9a-f]{16})")
 _DATA = re.compile(rf"(weights|optim|rest|replica)-{_RANK}\.distcp")
 _SEAL = re.compile(rf"seal-{_RANK}\.json")
 _ANNOUNCED = re.compile(rf"announced-{_RANK}\.json")
@@ -190,15 +192,33 @@ def parse_target_file(name: str) -> str | None:
     return run if run != name and _DNS_LABEL.fullmatch(run) else None
 
 
-def emptied_folder(attempt: Attempt) -> str:
-    """Name inside `.trash/` of a step whose files are being removed: to readers it is no step."""
-    return f"{step_folder(attempt)}.emptied"
+def hidden_folder(attempt: Attempt, token: str) -> str:
+    """Name inside `.trash/` of a step about to be removed; `token` is 16 hex digits, new each time.
+
+    To readers it is no step. Whole: it may still go back.
+    """
+    return f"{step_folder(attempt)}.hidden.{token}"
 
 
-def parse_emptied_folder(name: str) -> Attempt | None:
-    """The attempt of such a folder's name; None for any other name."""
-    stem = name.removesuffix(".emptied")
-    return parse_step_folder(stem) if stem != name else None
+def parse_hidden_folder(name: str) -> tuple[Attempt, str] | None:
+    """Attempt and token of such a folder's name; None for any other name."""
+    return _parse_leftover(_HIDDEN, name)
+
+
+def removed_folder(attempt: Attempt, token: str) -> str:
+    """Name inside `.trash/` of a step whose files are being removed: nothing brings it back."""
+    return f"{step_folder(attempt)}.removed.{token}"
+
+
+def parse_removed_folder(name: str) -> tuple[Attempt, str] | None:
+    """Attempt and token of such a folder's name; None for any other name."""
+    return _parse_leftover(_REMOVED, name)
+
+
+def _parse_leftover(form: re.Pattern[str], name: str) -> tuple[Attempt, str] | None:
+    match = form.fullmatch(name)
+    attempt = parse_step_folder(match[1]) if match else None
+    return (attempt, match[2]) if match and attempt else None
 
 
 def quarantined_file(attempt: Attempt, name: str, token: str) -> str:

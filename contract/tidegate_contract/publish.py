@@ -182,8 +182,19 @@ def replace_identity(
             raise Corrupt(f"{error}; {doubt}; {_BRING_BACK}") from error
     with suppress(OSError):  # it can say nothing any more; the run can go on
         _keep_aside(run, f"{RUN_DOCUMENT}.{sha256_hex(data)[:16]}", data)
-    write_document(run, RUN_DOCUMENT, sound)
-    return sound
+    return sound if _write_over(run, data, sound) else read_identity(run)
+
+
+def _write_over(run: Folder, damaged: bytes, sound: RunIdentity) -> bool:
+    """Replaces `run.json` unless it changed meanwhile: then another run may have begun here."""
+    text = encode(sound)
+    with run.new_file(RUN_DOCUMENT) as file:
+        file.write(text)
+        os.fsync(file.fd)  # all that takes long comes before the last look
+        if run.read(RUN_DOCUMENT, max_bytes(RunIdentity)) != damaged:
+            return False
+        file.publish(len(text))
+    return True
 
 
 def _keep_aside(run: Folder, name: str, data: bytes) -> None:
@@ -345,13 +356,13 @@ def set_aside(run: Folder, step: Folder, attempt: Attempt, entry: FileEntry) -> 
 
 
 def is_whole(folder: Folder, entry: FileEntry) -> bool:
-    """Reads a file and says whether it is what it should be.
+    """Reads a file from its disk and says whether it is what it should be.
 
     Raises:
         OSError: it cannot be read.
     """
     try:
-        verify_file(folder, entry)
+        verify_file(folder, entry, from_disk=True)
     except Corrupt:
         return False
     return True

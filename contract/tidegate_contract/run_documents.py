@@ -15,6 +15,7 @@ from tidegate_contract.layout import (
     PINS,
     RUN_DOCUMENT,
     Attempt,
+    lineage_file,
     parse_lineage_file,
     parse_pin_file,
     parse_trained_file,
@@ -41,21 +42,29 @@ def read_document(folder: Folder, cls: type[D], name: str) -> D | None:
     return None if data is None else decode(cls, data, f"{folder.path}/{name}")
 
 
-def _read_entry(folder: Folder, cls: type[D], name: str) -> D | None:
-    """As `read_document`, but a file that refuses although its tier is well counts as damaged."""
+def _read_entry(folder: Folder, cls: type[D], name: str, *, is_local: bool = False) -> D | None:
+    """As `read_document`, but a file that refuses although its tier is well counts as damaged.
+
+    On a node's own disk that is any error: one bad block must not end the look at it.
+    """
     try:
         return read_document(folder, cls, name)
     except OSError as error:
-        if error.errno not in ENTRY_ERRORS:
+        if error.errno not in ENTRY_ERRORS and not is_local:
             raise
         raise Corrupt(f"{folder.path}/{name}: cannot be read ({error.strerror})") from error
 
 
-def scan_claims(run: Folder, run_id: str) -> list[LineageClaim]:
+def scan_claims(run: Folder, run_id: str, *, is_local: bool = False) -> list[LineageClaim]:
     """All lineage claims of the run, by number; those of another run are left out.
 
     A damaged claim still takes its number. It comes back as its `trained` word repeats it, and
     where there is no such word as one that `is_lost`.
+
+    Args:
+        run: the run's folder.
+        run_id: of the run.
+        is_local: of a node: a claim that cannot be read is a damaged one, whatever the error.
 
     Raises:
         OSError: the folder cannot be read.
@@ -69,24 +78,22 @@ def scan_claims(run: Folder, run_id: str) -> list[LineageClaim]:
         claims = []
         for name in folder.names():
             number = parse_lineage_file(name)
-            claim = _read_claim(folder, name, number, run_id) if number else None
+            if number is None:
+                continue
+            claim = _read_claim(folder, number, run_id, is_local=is_local)
             if claim is not None:
                 claims.append(claim)
     return sorted((c for c in claims if c.run_id == run_id), key=lambda claim: claim.number)
 
 
-def _read_claim(folder: Folder, name: str, number: int, run_id: str) -> LineageClaim | None:
+def _read_claim(folder: Folder, number: int, run_id: str, *, is_local: bool) -> LineageClaim | None:
     try:
-        claim = _read_entry(folder, LineageClaim, name)
+        claim = _read_entry(folder, LineageClaim, lineage_file(number), is_local=is_local)
         if claim is None or claim.number == number:
             return claim
     except Corrupt:
         pass
-    return _recall_claim(folder, number, run_id)
-
-
-def _recall_claim(folder: Folder, number: int, run_id: str) -> LineageClaim:
-    word = _read_word(folder, trained_file(number), number, run_id)
+    word = _read_word(folder, number, run_id, is_local=is_local)
     if word is None or word.explicit is None:
         return LineageClaim(run_id=run_id, number=number, claimed_at=UNTOLD)
     return LineageClaim(
@@ -98,8 +105,10 @@ def _recall_claim(folder: Folder, number: int, run_id: str) -> LineageClaim:
     )
 
 
-def scan_trained(run: Folder, run_id: str) -> frozenset[int]:
+def scan_trained(run: Folder, run_id: str, *, is_local: bool = False) -> frozenset[int]:
     """Lineages of the run whose restore came back to training; a damaged word counts as none.
+
+    `is_local` as of `scan_claims`.
 
     Raises:
         OSError: the folder cannot be read.
@@ -109,13 +118,13 @@ def scan_trained(run: Folder, run_id: str) -> frozenset[int]:
     except FileNotFoundError:
         return frozenset()
     with folder:
-        numbers = {name: n for name in folder.names() if (n := parse_trained_file(name))}
-        return frozenset(n for name, n in numbers.items() if _read_word(folder, name, n, run_id))
+        numbers = [n for name in folder.names() if (n := parse_trained_file(name))]
+        return frozenset(n for n in numbers if _read_word(folder, n, run_id, is_local=is_local))
 
 
-def _read_word(folder: Folder, name: str, number: int, run_id: str) -> Trained | None:
+def _read_word(folder: Folder, number: int, run_id: str, *, is_local: bool) -> Trained | None:
     try:
-        word = _read_entry(folder, Trained, name)
+        word = _read_entry(folder, Trained, trained_file(number), is_local=is_local)
     except (Corrupt, Reject):
         return None
     is_of_claim = word is not None and (word.number, word.run_id) == (number, run_id)

@@ -41,10 +41,11 @@ from tidegate_contract.seal import (
 )
 
 _READ_BYTES = 4 << 20
-_NO_FOLDER = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+NO_FOLDER = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 """Open of a folder's name that is missing, a file or a link: no step can lie behind it."""
 
 D = TypeVar("D")
+_Errors = tuple[type[OSError], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,41 +82,59 @@ class StepRecord:
         return covers_all_ranks(self.announced | self.seals)
 
 
-def scan_steps(run: Folder, run_id: str) -> list[StepRecord]:
+def scan_steps(run: Folder, run_id: str, *, is_local: bool = False) -> list[StepRecord]:
     """Records of all step folders, `.trash` included, by step; unknown names are not touched.
 
     A step that is moved into `.trash` or out of it meanwhile is seen all the same: else a restore
     might see no step at all. Seals and manifests of any other run than `run_id` are refused.
+    On a node (`is_local`) one bad block must not end the look: what of a step cannot be read is a
+    problem of that step, and a `.trash` that cannot be read is as none.
+
+    Raises:
+        OSError: the folder cannot be listed; without `is_local`, something in it cannot be read.
     """
-    records = _scan_inside(run, "", run_id)
-    trash = _find_folder(run, TRASH)
-    if trash is None:
+    spared: _Errors = (OSError,) if is_local else ()
+    records = _scan_inside(run, "", run_id, spared=spared)
+    try:
+        trash = _find_folder(run, TRASH)
+        if trash is None:
+            return records
+        with trash:
+            records += _scan_inside(trash, f"{TRASH}/", run_id, spared=spared)
+    except spared:
         return records
-    with trash:
-        records += _scan_inside(trash, f"{TRASH}/", run_id)
-    records += _scan_inside(run, "", run_id, known={record.attempt for record in records})
+    known = {record.attempt for record in records}
+    records += _scan_inside(run, "", run_id, known, spared)
     return sorted(records, key=lambda record: record.attempt)
 
 
 def _scan_inside(
-    folder: Folder, prefix: str, run_id: str, known: Container[Attempt] = ()
+    folder: Folder,
+    prefix: str,
+    run_id: str,
+    known: Container[Attempt] = (),
+    spared: _Errors = (),
 ) -> list[StepRecord]:
     records = []
     for name in folder.names():
         attempt = parse_step_folder(name)
         if attempt is None or attempt in known:
             continue
+        path = f"{prefix}{name}"
         try:
             step = folder.child(name)
         except FileNotFoundError:
             continue  # moved or removed since the listing
         except OSError as error:
             problem = f"{folder.path}/{name}: cannot be opened ({error.strerror})"
-            path = f"{prefix}{name}"
             records.append(StepRecord(attempt=attempt, folder=path, problems=(problem,)))
             continue
         with step:
-            records.append(scan_step(step, attempt, f"{prefix}{name}", run_id))
+            try:
+                records.append(scan_step(step, attempt, path, run_id))
+            except spared as error:
+                problem = f"{step.path}: cannot be read ({error.strerror})"
+                records.append(StepRecord(attempt=attempt, folder=path, problems=(problem,)))
     return records
 
 
@@ -128,7 +147,7 @@ def _find_folder(folder: Folder, name: str) -> Folder | None:
     try:
         return folder.child(name)
     except OSError as error:
-        if error.errno not in _NO_FOLDER:
+        if error.errno not in NO_FOLDER:
             raise
         return None
 
@@ -330,14 +349,14 @@ def committable_manifest(step: Folder, attempt: Attempt, run_id: str) -> Manifes
     return manifest if find_wrong_size(step, files) is None else None
 
 
-def verify_file(step: Folder, entry: FileEntry) -> None:
-    """Reads one file and compares size and digests.
+def verify_file(step: Folder, entry: FileEntry, *, from_disk: bool = False) -> None:
+    """Reads one file and compares size and digests; `from_disk` as in `hash_file`.
 
     Raises:
         Corrupt: names the file and its first bad block.
         OSError: it cannot be read.
     """
-    found = hash_file(step, entry)
+    found = hash_file(step, entry, from_disk=from_disk)
     for index, (got, want) in enumerate(zip(found.blocks, entry.blocks, strict=True)):
         if got != want:
             where = f"block {index} of {len(entry.blocks)}"
@@ -345,7 +364,11 @@ def verify_file(step: Folder, entry: FileEntry) -> None:
 
 
 def hash_file(
-    step: Folder, entry: FileEntry, on_bytes: Callable[[int], None] = lambda _: None
+    step: Folder,
+    entry: FileEntry,
+    on_bytes: Callable[[int], None] = lambda _: None,
+    *,
+    from_disk: bool = False,
 ) -> ContentDigest:
     """Digests of a file of the declared size, in the blocks of its entry.
 
@@ -355,6 +378,7 @@ def hash_file(
         step: the open step folder.
         entry: which file, and how long it is to be.
         on_bytes: told the bytes of each piece that was read.
+        from_disk: past what the kernel keeps of an earlier reading, which may be a bad one.
 
     Raises:
         Corrupt: another size, or not a regular file.
@@ -363,6 +387,8 @@ def hash_file(
     fd = step.open_file(entry.name)
     hasher = ContentHasher(entry.block_size)
     with os.fdopen(fd, "rb", buffering=0) as file:
+        if from_disk:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         size = os.fstat(fd).st_size
         left = entry.size if size == entry.size else 0
         while left and (data := file.read(min(left, _READ_BYTES))):

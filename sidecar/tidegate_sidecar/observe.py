@@ -3,7 +3,6 @@
 `loop` observes the local tier itself; the remote one is observed in a child (`tasks`).
 """
 
-import errno
 import os
 import time
 from collections.abc import Callable, Container
@@ -17,9 +16,10 @@ from tidegate_contract.folder import ENTRY_ERRORS, Folder
 from tidegate_contract.identity import LineageClaim, RunIdentity
 from tidegate_contract.layout import (
     CONTROL_DOCUMENT,
+    LINEAGES,
+    PINS,
     TRASH,
     Attempt,
-    parse_emptied_folder,
     parse_state_file,
     parse_step_folder,
     step_folder,
@@ -28,6 +28,7 @@ from tidegate_contract.restore_point import merge_claims
 from tidegate_contract.run_documents import read_identity, scan_claims, scan_pins
 from tidegate_contract.scan import StepRecord, scan_step
 from tidegate_contract.wire import Control, TrainerState
+from tidegate_sidecar.removal import find_half_emptied
 from tidegate_sidecar.view import RemoteView, StepView, view_of
 
 D = TypeVar("D")
@@ -192,11 +193,19 @@ def observe_local(run: Folder, scanner: StepScanner | None) -> LocalView:
     return LocalView(
         identity=identity,
         steps=tuple(step for step in steps if not step.is_in_trash),
-        trash=(*find_half_emptied(run), *(s.attempt for s in steps if s.is_in_trash)),
+        trash=(*_find_local_leftovers(run), *(s.attempt for s in steps if s.is_in_trash)),
         states=_read_states(run, identity.run_id),
         control=read_control(run),
         used_percent=100.0 * (1 - disk.f_bavail / disk.f_blocks) if disk.f_blocks else 0.0,
     )
+
+
+def _find_local_leftovers(run: Folder) -> tuple[Attempt, ...]:
+    """As with its steps, what cannot be read on a node keeps nothing else up."""
+    try:
+        return find_half_emptied(run)
+    except OSError:
+        return ()
 
 
 def _read_states(run: Folder, run_id: str) -> dict[int, TrainerState]:
@@ -247,9 +256,10 @@ def observe_remote(
         claims=merge_claims(claims or (), _scan_near_claims(near, run_id)),
         trash_age_seconds=_trash_ages(run, [step for step in steps if step.is_in_trash]),
         pins=frozenset(pins or ()),
-        half_emptied=find_half_emptied(run),
+        half_emptied=_unless_refused(partial(find_half_emptied, run)) or (),
     )
-    return view if claims is not None and pins is not None else _hold_all(view)
+    refused = [name for name, read in ((LINEAGES, claims), (PINS, pins)) if read is None]
+    return _hold_all(view, refused) if refused else view
 
 
 def _unless_refused(read: Callable[[], T]) -> T | None:
@@ -262,33 +272,22 @@ def _unless_refused(read: Callable[[], T]) -> T | None:
         return None
 
 
-def _hold_all(view: RemoteView) -> RemoteView:
+def _hold_all(view: RemoteView, refused: list[str]) -> RemoteView:
     """As if each step were pinned and none had lain in `.trash` for long.
 
     Nobody knows which are, or which is the newest after a rollback; copies and commits go on.
     """
     outside = frozenset(step.attempt for step in view.steps if not step.is_in_trash)
-    return replace(view, pins=outside, trash_age_seconds={})
+    held = f"{' and '.join(refused)} cannot be read on the remote tier: no old step is removed"
+    return replace(view, pins=outside, trash_age_seconds={}, held=held)
 
 
 def _scan_near_claims(near: Folder, run_id: str) -> list[LineageClaim]:
     """Mirrors, and the claims of restores that had no remote tier; unreadable they are as none."""
     try:
-        return scan_claims(near, run_id)
+        return scan_claims(near, run_id, is_local=True)
     except (OSError, TidegateError):
         return []
-
-
-def find_half_emptied(run: Folder) -> tuple[Attempt, ...]:
-    """Steps whose removal a crash left half done; a `.trash` that cannot be read has none."""
-    try:
-        with run.child(TRASH) as trash:
-            names = trash.names()
-    except OSError as error:
-        if error.errno in ENTRY_ERRORS | {errno.ENOENT}:
-            return ()
-        raise
-    return tuple(a for name in names if (a := parse_emptied_folder(name)) is not None)
 
 
 def _trash_ages(run: Folder, steps: list[StepView]) -> dict[Attempt, float]:

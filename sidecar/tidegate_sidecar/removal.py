@@ -1,18 +1,18 @@
-"""Takes steps out of sight and out of existence, and holds them: `.trash`. I/O, on either tier.
+"""Takes steps out of sight and out of existence: `.trash`. I/O, on either tier.
 
 A step is renamed into `.trash` before anything in it is unlinked, so that no reader ever sees half
 of it under its name. Only names that the format knows are unlinked. Called by whoever applies a
-retention plan; one caller per tier and folder at a time.
+retention plan, and by people; several at once may work on one step.
 """
 
 import errno
 import os
+import secrets
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from tidegate_contract.errors import Corrupt, Reject
-from tidegate_contract.folder import Folder
-from tidegate_contract.identity import Pin
+from tidegate_contract.folder import ENTRY_ERRORS, Folder
 from tidegate_contract.layout import (
     COMMIT,
     MANIFEST,
@@ -20,20 +20,21 @@ from tidegate_contract.layout import (
     METADATA_REMOTE,
     TRASH,
     Attempt,
-    emptied_folder,
+    hidden_folder,
     is_temp_file,
     parse_announced_file,
     parse_data_file,
+    parse_hidden_folder,
+    parse_removed_folder,
     parse_seal_file,
+    removed_folder,
     step_folder,
 )
-from tidegate_contract.publish import remove_pin, write_pin
 from tidegate_contract.run_documents import read_document, scan_pins
 from tidegate_contract.scan import confirm_commit
 from tidegate_contract.seal import Manifest, Seal
 
 _OCCUPIED = frozenset({errno.ENOTEMPTY, errno.EEXIST})
-_LOOKS = 3
 
 
 def is_durable(run: Folder, attempt: Attempt, run_id: str) -> bool:
@@ -91,47 +92,25 @@ def restore_step(run: Folder, attempt: Attempt) -> None:
         trash.sync()
 
 
-def pin_step(run: Folder, pin: Pin) -> int | None:
-    """Pins a commit and sees to it that it is there.
-
-    Retention reads the pins before it moves a step and again before it empties one; here the pin
-    is written first and the step looked at afterwards, so one of the two sees the other.
-
-    Returns:
-        How often the step had to be moved back from `.trash`; None if it was removed meanwhile:
-        it is not pinned then.
-
-    Raises:
-        OSError: the tier fails; the step may or may not be pinned.
-    """
-    write_pin(run, pin)
-    for looks in range(_LOOKS):
-        if is_durable(run, pin.attempt, pin.run_id):
-            return looks
-        if not lies_in_trash(run, step_folder(pin.attempt)):
-            break
-        restore_step(run, pin.attempt)
-    remove_pin(run, pin.attempt)
-    return None
-
-
-def lies_in_trash(run: Folder, name: str) -> bool:
-    """Whether `.trash` holds a folder of this name now, whatever is left in it."""
+def lies_in_trash(run: Folder, attempt: Attempt) -> bool:
+    """Whether `.trash` holds a folder of the attempt now, whatever is left in it."""
     try:
-        with run.child(TRASH) as trash, trash.child(name):
+        with run.child(TRASH) as trash, trash.child(step_folder(attempt)):
             return True
     except FileNotFoundError:
         return False
 
 
 def empty_step(run: Folder, attempt: Attempt, tick: Callable[[], None] = lambda: None) -> bool:
-    """Removes a step that lies in `.trash`; a second call finishes what a crash left.
+    """Removes a step that lies in `.trash`; another call finishes what a crash left.
 
-    The step first takes a name that is none to readers, and then the pins are read once more:
-    whoever pinned it before keeps it, whoever comes later finds it gone. COMMIT goes first, then
-    data, then the documents that name the data: whatever is left after a crash counts for nothing
-    and still says what it is. A folder with names that the format does not know is left with those.
-    One with a document that cannot be read stays whole, and in its place.
+    The step first takes a name that is none to readers, and then the pins are read once more: one
+    that was pinned before goes back, any other takes a second name that nothing brings back. Only
+    there anything is unlinked, so that no slow caller works in a folder that another one gave back.
+
+    COMMIT goes first, then data, then the documents that name the data. A folder with names that
+    the format does not know is left with those. One with a document that cannot be read stays
+    whole, and in its place.
 
     Args:
         run: the run's folder.
@@ -145,41 +124,93 @@ def empty_step(run: Folder, attempt: Attempt, tick: Callable[[], None] = lambda:
         OSError: it cannot be read or written.
     """
     with run.ensure_child(TRASH) as trash:
-        is_any = _empty(run, trash, attempt, tick)
-        if _take_away(run, trash, attempt):
-            is_any |= _empty(run, trash, attempt, tick)
-    return is_any
+        _hide(run, trash, attempt)
+        for token in _tokens(trash, parse_hidden_folder, attempt):
+            _judge(run, trash, attempt, token)
+        names = [removed_folder(attempt, t) for t in _tokens(trash, parse_removed_folder, attempt)]
+        return any([_unlink(trash, name, tick) for name in names])
 
 
-def _take_away(run: Folder, trash: Folder, attempt: Attempt) -> bool:
-    """Hides a step of `.trash` from readers; False if it is gone, pinned, or its place is taken."""
+def find_half_emptied(run: Folder) -> tuple[Attempt, ...]:
+    """Steps whose removal a crash left half done, and can be finished.
+
+    Raises:
+        OSError: `.trash` cannot be read.
+    """
+    try:
+        trash = run.child(TRASH)
+    except FileNotFoundError:
+        return ()
+    with trash:
+        left = {name: found for name in trash.names() if (found := _parse(name)) is not None}
+        return tuple(sorted({a for name, (a, _) in left.items() if not _is_stuck(trash, name)}))
+
+
+def find_remains(run: Folder, attempt: Attempt) -> str | None:
+    """Name inside `.trash` of a folder of the attempt that holds what the format does not know."""
+    with run.ensure_child(TRASH) as trash:
+        tokens = _tokens(trash, parse_removed_folder, attempt)
+        return removed_folder(attempt, tokens[0]) if tokens else None
+
+
+def _parse(name: str) -> tuple[Attempt, str] | None:
+    return parse_hidden_folder(name) or parse_removed_folder(name)
+
+
+def _tokens(
+    trash: Folder, parse: Callable[[str], tuple[Attempt, str] | None], attempt: Attempt
+) -> list[str]:
+    found = (parse(name) for name in trash.names())
+    return [token for pair in found if pair and pair[0] == attempt for token in pair[1:]]
+
+
+def _is_stuck(trash: Folder, name: str) -> bool:
+    """Nothing in it can be removed, by whoever tries again."""
+    if parse_removed_folder(name) is None:
+        return False
+    try:
+        with trash.child(name) as step:
+            names = step.names()
+            return bool(names) and COMMIT not in names and not _removable(step)
+    except OSError as error:
+        if error.errno not in ENTRY_ERRORS | {errno.ENOENT}:
+            raise
+        return True
+
+
+def _hide(run: Folder, trash: Folder, attempt: Attempt) -> None:
     name = step_folder(attempt)
     try:
         with trash.child(name) as step:
             _has_commit(step), _removable(step)  # raises what keeps it where it is
-        if attempt in scan_pins(run):
-            return False
-        trash.rename(name, emptied_folder(attempt))
+        if attempt not in scan_pins(run):
+            trash.rename(name, hidden_folder(attempt, secrets.token_hex(8)))
     except FileNotFoundError:
-        return False
+        return
+
+
+def _judge(run: Folder, trash: Folder, attempt: Attempt, token: str) -> None:
+    """Of two callers that judge at once, one's rename finds the folder gone."""
+    hidden = hidden_folder(attempt, token)
+    is_pinned = attempt in scan_pins(run)
+    try:
+        trash.rename(hidden, step_folder(attempt) if is_pinned else removed_folder(attempt, token))
+    except FileNotFoundError:
+        return
     except OSError as error:
-        if error.errno in _OCCUPIED:
-            return False
-        raise
-    return True
+        if error.errno not in _OCCUPIED:
+            raise
+        return
+    trash.sync()
 
 
-def _empty(run: Folder, trash: Folder, attempt: Attempt, tick: Callable[[], None]) -> bool:
-    name = emptied_folder(attempt)
+def _unlink(trash: Folder, name: str, tick: Callable[[], None]) -> bool:
     try:
         step = trash.child(name)
     except FileNotFoundError:
         return False
     with step:
         has_commit, files = _has_commit(step), _removable(step)
-        if has_commit and attempt in scan_pins(run):
-            _bring_back(trash, attempt)
-            return False
         if has_commit:
             step.remove(COMMIT)
         step.sync()
@@ -189,17 +220,6 @@ def _empty(run: Folder, trash: Folder, attempt: Attempt, tick: Callable[[], None
     is_gone = _remove_empty(trash, name)
     trash.sync()
     return is_gone or has_commit or bool(files)
-
-
-def _bring_back(trash: Folder, attempt: Attempt) -> None:
-    try:
-        trash.rename(emptied_folder(attempt), step_folder(attempt))
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        if error.errno not in _OCCUPIED:
-            raise
-    trash.sync()
 
 
 def _has_commit(step: Folder) -> bool:

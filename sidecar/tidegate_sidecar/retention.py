@@ -108,7 +108,7 @@ def explain_wait(remote: RemoteView | None) -> str:
     """Why nothing old is removed although it could be; empty where nothing waits."""
     lost = remote.lost if remote else None
     if lost is None:
-        return ""
+        return remote.held if remote else ""
     return (
         f"{LINEAGES}/{lineage_file(lost.number)} is damaged and may name any step: old ones stay"
         f" until a step of lineage {lost.number} or a newer one is durable"

@@ -6,6 +6,7 @@ wakes up late works in the folder that was moved aside. Called by `child`; the r
 messages between it and `workers`.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -133,7 +134,11 @@ class RemoteTier:
             self._local = Folder.open(places.local)
         except OSError as error:
             raise SourceError(f"{places.local}: cannot be read ({error})") from error
-        self._remote = open_remote(places)
+        try:
+            self._remote = open_remote(places)
+        except BaseException:
+            self._local.close()
+            raise
         self._scanner = StepScanner(
             self._remote, self._run_id, trusts_times=False, entry_errors=ENTRY_ERRORS
         )
@@ -275,6 +280,15 @@ def open_remote(places: Places) -> Folder:
             folder = root.below(PurePosixPath(places.remote).parts, makes=places.may_create)
     except FileNotFoundError as error:
         raise _unknown_run(places) from error
+    try:
+        _check_run(folder, places)
+    except BaseException:
+        folder.close()
+        raise
+    return folder
+
+
+def _check_run(folder: Folder, places: Places) -> None:
     found = _read_identity(folder, places.identity)
     if found is None and places.may_create:
         create_document(folder, RUN_DOCUMENT, places.identity)
@@ -286,7 +300,6 @@ def open_remote(places: Places) -> Folder:
             f"{folder.path}/{RUN_DOCUMENT}: belongs to run {found.run_id}, not to"
             f" {places.identity.run_id}; move that folder aside or use another path"
         )
-    return folder
 
 
 def _read_identity(folder: Folder, own: RunIdentity) -> RunIdentity | None:
@@ -296,7 +309,7 @@ def _read_identity(folder: Folder, own: RunIdentity) -> RunIdentity | None:
     except Corrupt:
         pass  # as good as none, but that it may have been another run's
     try:
-        return mend_identity(folder, own)
+        return mend_identity(folder, replace(own, uid=os.geteuid()))  # a tenant wrote `own`
     except Corrupt as error:  # no attempt's own failure: nothing can be done before it is mended
         raise RemoteDamaged(str(error)) from error
 

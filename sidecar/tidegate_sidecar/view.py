@@ -88,6 +88,7 @@ class RemoteView:
         trash_age_seconds: how long each step of `.trash` has lain there, by that tier's clock.
         pins: attempts that a person wants kept.
         half_emptied: attempts whose removal a crash left half done.
+        held: why nothing is removed at all; empty where nothing holds it.
     """
 
     steps: tuple[StepView, ...] = ()
@@ -96,6 +97,7 @@ class RemoteView:
     trash_age_seconds: Mapping[Attempt, float] = field(default_factory=dict)
     pins: frozenset[Attempt] = frozenset()
     half_emptied: tuple[Attempt, ...] = ()
+    held: str = ""
 
     def find(self, attempt: Attempt) -> StepView | None:
         """The step of this attempt; None where there is none."""

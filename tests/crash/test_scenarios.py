@@ -73,7 +73,7 @@ def test_every_state_of_every_scenario_keeps_the_invariants(
 def test_explore_deeply(
     capsys: pytest.CaptureFixture[str], write_result: Callable[[dict[str, Any]], None]
 ) -> None:
-    efforts = [Effort(scenario=name, depth=2, mixes=16, most=300) for name in SCENARIOS]
+    efforts = [Effort(scenario=name, depth=2, mixes=16, most=100) for name in SCENARIOS]
     efforts += [Effort(scenario=pair.name, mixes=16, most=40) for pair in pairs()]
     found = explored(efforts, capsys)
     write_result({"totals": totals(found), "scenarios": [as_record(counts) for counts in found]})

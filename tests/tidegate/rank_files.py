@@ -1,19 +1,24 @@
 """What the tests read from and do to a run's folders."""
 
 import os
+import warnings
 from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tidegate.planner import NodePlanner
 from tidegate.settings import Arguments, Options, Settings, resolve_settings
+from tidegate.site import Site
+from tidegate.state import TrainingState
+from tidegate.writer import Ticket, build_desk, write_attempt
 from tidegate_contract.document import decode
 from tidegate_contract.folder import Folder
-from tidegate_contract.layout import parse_step_folder, state_file, step_folder
+from tidegate_contract.layout import Attempt, parse_step_folder, state_file, step_folder
 from tidegate_contract.publish import announce, commit_step, ensure_identity, write_seal
 from tidegate_contract.run_documents import read_identity
 from tidegate_contract.scan import StepRecord, scan_step, scan_steps
-from tidegate_contract.seal import Seal
+from tidegate_contract.seal import SaveReason, Seal
 from tidegate_contract.wire import Policy, TrainerState
 
 RUN = "tests/lm"
@@ -62,6 +67,26 @@ def give_away(monkeypatch: Any, uid: int, *places: Path) -> None:
         return os.stat_result((*told[:4], uid, *told[5:]))
 
     monkeypatch.setattr(os, "fstat", fstat)
+
+
+def save_alone(
+    site: Site,
+    attempt: Attempt,
+    state: dict,
+    lineage: int = 1,
+    planner: NodePlanner | None = None,
+) -> Path:
+    """Saves this state on the node without any process group; gives the step's folder."""
+    entries = TrainingState(state, None, rank=0, keeps_rng=False, on_world_change=None)
+    desk = build_desk(site, entries.part_of)
+    ticket = Ticket(
+        attempt=attempt, tokens=10 * attempt.step, lineage=lineage, reason=SaveReason.CADENCE
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        planner = planner or NodePlanner(site.topology)
+        write_attempt(desk, ticket, entries.capture(), planner, None)
+    return Path(site.local) / step_folder(attempt)
 
 
 def sealed_steps(root: Path) -> list[StepRecord]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from rank_loop import Loop, by_steps, open_run
+from rank_shards import keep_pieces, train_shards  # noqa: F401  # programs like those below
 
 import tidegate
 from tidegate import reading, restore, saves
@@ -27,6 +28,7 @@ def train(
     steps: int,
     kind: str = "ddp",
     ends: dict | None = None,
+    named: int | None = None,
     **where: object,
 ) -> dict:
     """Trains until `steps`; gives losses as exact texts, and how it began.
@@ -37,7 +39,7 @@ def train(
     loop = Loop(kind, rank)
     ends = ends or {}
     ckpt = open_run(loop, **where)
-    start = ckpt.restore()
+    start = ckpt.restore(named)
     first = start.step if start else 0
     if ends.get("stumble"):
         os._exit(9)

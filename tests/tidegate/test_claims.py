@@ -248,6 +248,23 @@ def test_mirror_does_not_count_as_a_second_try(tmp_path):
     assert find_failed_tries(world_of(first, second)) == {SEVEN: 2}
 
 
+@pytest.mark.parametrize(
+    ("is_remote", "want"),
+    [(True, [True, False, False]), (False, [False, True, True])],
+    ids=["claimed on the remote tier", "claimed on the nodes"],
+)
+def test_word_lies_where_the_claim_does(tmp_path, is_remote, want):
+    """A node may be replaced; what its claim was a mirror of is a failed try without the word."""
+    first, second = two_sites(tmp_path)
+    claim = go_back_to_five(replace(first, topology=Topology(nodes=(frozenset({0}),))))
+    for site in (first, second):
+        telling = note_trained_behind(site, claim, is_remote=is_remote)
+        if telling is not None:
+            telling.join()
+    name = trained_file(claim.number)
+    assert [(lineages(tmp_path / at) / name).exists() for at in ("pfs", "node", "other")] == want
+
+
 def test_word_on_another_node_counts(tmp_path):
     """Rank 0 was there when it was said."""
     first, second = two_sites(tmp_path, remote_unreachable_is_error=False)

@@ -1,33 +1,52 @@
 """A trainer that starts on a damaged `run.json`: it is mended, or left with a sentence."""
 
+import errno
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rank_files import LoneRank, alone_in, flip_bit, run_folder
+import torch
+from rank_files import LoneRank, alone_in, flip_bit, give_away, run_folder, save_alone
 
+from tidegate import writer
 from tidegate.observe import observe_tiers
+from tidegate.ranks import Topology
 from tidegate.settings import Settings
 from tidegate.site import Site, open_site
+from tidegate.writer import build_desk
 from tidegate_contract.errors import Corrupt, Reject, Retry, TidegateError
 from tidegate_contract.folder import Folder
-from tidegate_contract.identity import RunIdentity
+from tidegate_contract.identity import LineageClaim, RunIdentity, Trained
 from tidegate_contract.layout import (
     CONTROL_DOCUMENT,
+    LINEAGES,
     QUARANTINE,
     RUN_DOCUMENT,
     Attempt,
+    Part,
+    lineage_file,
+    seal_file,
     step_folder,
+    trained_file,
 )
-from tidegate_contract.publish import announce, write_document, write_seal
+from tidegate_contract.publish import (
+    announce,
+    claim_lineage,
+    note_trained,
+    write_document,
+    write_seal,
+)
 from tidegate_contract.run_documents import read_identity
 from tidegate_contract.seal import SaveReason, Seal
 
 NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
+TRAINER = 4711
+SAVED = Attempt(step=9, nonce=f"{9:016x}")
 OTHER_ID = "0c0a5f0e-0000-4000-8000-000000000000"
 
 
@@ -261,3 +280,103 @@ def test_steps_of_an_earlier_run_id_beside_a_damaged_identity_are_set_aside(
     aside = run_folder(tmp_path / "node") / QUARANTINE / former
     assert {path.name for path in aside.iterdir()} == {name, RUN_DOCUMENT, CONTROL_DOCUMENT}
     assert not observe_tiers(site).damaged
+
+
+def test_what_is_the_runs_own_stays_beside_an_identity_of_another_run(
+    tmp_path: Path, nodes: list[Settings]
+) -> None:
+    """A late writer of that run came after this one had begun on the node."""
+    run, own_id = run_folder(tmp_path / "node0"), identity_in(tmp_path / "pfs").run_id
+    own, other = a_step(run, own_id, step=7), a_step(run, OTHER_ID, step=100)
+    with Folder.open(run) as folder:
+        for number, run_id in ((2, OTHER_ID), (3, own_id)):
+            assert claim_lineage(folder, LineageClaim(run_id=run_id, number=number, claimed_at=NOW))
+            assert note_trained(folder, Trained(run_id=run_id, number=number, trained_at=NOW))
+        write_document(
+            folder, RUN_DOCUMENT, replace(identity_in(tmp_path / "pfs"), run_id=OTHER_ID)
+        )
+
+    open_sites(*nodes)
+
+    aside = run / QUARANTINE / OTHER_ID
+    words = {number: {lineage_file(number), trained_file(number)} for number in (2, 3)}
+    assert identity_in(tmp_path / "node0").run_id == own_id
+    assert (run / own).exists() and not (run / other).exists()
+    assert {path.name for path in aside.iterdir()} == {other, LINEAGES, RUN_DOCUMENT}
+    assert {path.name for path in (aside / LINEAGES).iterdir()} == words[2]
+    assert {path.name for path in (run / LINEAGES).iterdir()} == words[3]
+
+
+def name_user(root: Path, uid: int) -> None:
+    sound = identity_in(root)
+    with Folder.open(run_folder(root)) as run:
+        write_document(run, RUN_DOCUMENT, replace(sound, uid=uid))
+
+
+@pytest.mark.parametrize("mended", ["node0", "node1"])
+@pytest.mark.parametrize("is_doubted", [False, True], ids=["vouched for", "doubted"])
+def test_copies_that_differ_in_the_user_only_mend_the_remote_tier(
+    tmp_path: Path,
+    nodes: list[Settings],
+    monkeypatch: pytest.MonkeyPatch,
+    mended: str,
+    is_doubted: bool,
+) -> None:
+    """A pass that mended one of them named its own user there."""
+    want = identity_in(tmp_path / "pfs")
+    other = "node1" if mended == "node0" else "node0"
+    name_user(tmp_path / mended, TRAINER if is_doubted else os.getuid())
+    name_user(tmp_path / other, TRAINER)
+    if is_doubted:
+        give_away(monkeypatch, TRAINER, document(tmp_path / other))
+    flip_bit(document(tmp_path / "pfs"))
+
+    sites = open_sites(*nodes)
+
+    uid = os.getuid() if is_doubted else TRAINER
+    assert [site.identity for site in sites] == [replace(want, uid=uid)] * 2
+    assert identity_in(tmp_path / "pfs") == replace(want, uid=uid)
+    assert sites[0].doubted_uids == ({TRAINER} if is_doubted else set())
+
+
+def test_save_gives_a_damaged_identity_of_its_node_its_bytes_back(
+    tmp_path: Path, nodes: list[Settings]
+) -> None:
+    """A sidecar that starts meanwhile waits for it."""
+    site = open_site(nodes[0], LoneRank())
+    want = document(tmp_path / "node0").read_bytes()
+    flip_bit(document(tmp_path / "node0"))
+
+    save_alone(site, SAVED, {"weights": torch.ones(3)})
+
+    assert document(tmp_path / "node0").read_bytes() == want
+
+
+def test_another_rank_of_a_node_leaves_its_identity_to_the_first_one(nodes: list[Settings]) -> None:
+    site = open_site(nodes[0], LoneRank())
+    shared = Topology(nodes=(frozenset({0, 1}),))
+    desks = [build_desk(replace(site, rank=rank, topology=shared), Part) for rank in (0, 1)]
+    assert [desk.identity for desk in desks] == [site.identity, None]
+
+
+@pytest.mark.parametrize("trouble", ["another run's step", "error"])
+def test_save_is_sealed_where_a_damaged_identity_stays(
+    tmp_path: Path, nodes: list[Settings], monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    site = open_site(nodes[0], LoneRank())
+    run = run_folder(tmp_path / "node0")
+    flip_bit(document(tmp_path / "node0"))
+    damaged = document(tmp_path / "node0").read_bytes()
+    if trouble == "another run's step":
+        a_step(run, OTHER_ID)
+    else:
+        monkeypatch.setattr(writer, "mend_identity", refuse)
+
+    folder = save_alone(site, SAVED, {"weights": torch.ones(3)})
+
+    assert (folder / seal_file(0)).exists()
+    assert document(tmp_path / "node0").read_bytes() == damaged
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

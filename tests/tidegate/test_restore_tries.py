@@ -6,7 +6,7 @@ import pytest
 from rank_files import commit_newest, remote_root, run_folder, sealed_steps
 
 from tidegate_contract.folder import Folder
-from tidegate_contract.layout import QUARANTINE, TRASH
+from tidegate_contract.layout import LINEAGES, QUARANTINE, TRASH, trained_file
 from tidegate_contract.run_documents import read_identity, scan_claims
 
 pytestmark = [pytest.mark.long, pytest.mark.torch_ranks]
@@ -55,6 +55,17 @@ def test_c122_job_that_trained_before_each_preemption_never_counts_as_failing(ga
         assert end.code == 9
 
     assert restored_steps(tmp_path) == [None, *[newest] * 4]
+
+
+def test_each_node_of_a_run_without_a_remote_tier_has_the_word_that_it_trained(gang, tmp_path):
+    nodes = [tmp_path / name for name in ("node0", "node1")]
+    ranks = [{"local": str(node), "every": 1000} for node in nodes]
+    gang.run("train", [{**rank, "steps": 2} for rank in ranks])
+
+    gang.run("train", [{**rank, "steps": 9, "ends": {"vanish": 3}} for rank in ranks])
+
+    words = [run_folder(node) / LINEAGES / trained_file(2) for node in nodes]
+    assert [word.exists() for word in words] == [True, True]
 
 
 def test_c134_c135_restores_that_die_at_once_change_nothing_and_never_lead_to_a_fresh_start(

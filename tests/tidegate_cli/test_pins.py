@@ -101,7 +101,7 @@ def on_writing(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> No
         act()
         write_pin(*words)
 
-    monkeypatch.setattr("tidegate_sidecar.removal.write_pin", write)
+    monkeypatch.setattr("tidegate_sidecar.pinning.write_pin", write)
 
 
 def test_pin_of_a_step_that_retention_is_moving_holds(
@@ -118,13 +118,16 @@ def test_pin_of_a_step_that_retention_is_moving_holds(
     assert pinned(run) == {1}
 
 
-def test_pin_of_a_step_that_was_emptied_meanwhile_is_taken_back(
+def test_pin_of_a_step_that_was_emptied_meanwhile_is_told_to_hold_nothing(
     run: Path, call: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_writing(monkeypatch, lambda: shutil.rmtree(next(run.glob("step-*1.*"))))
     answer = call("pin", 1, "--run-folder", run)
     assert (answer.code, answer.out) == (1, "")
-    assert answer.err == "step 1 was removed meanwhile; it is not pinned\n"
+    assert answer.err == (
+        "step 1 was removed meanwhile; its pin holds nothing: tidegate unpin 1 takes it away\n"
+    )
+    assert call("unpin", 1, "--run-folder", run).code == 0
     assert pinned(run) == set()
 
 

@@ -171,6 +171,27 @@ def test_tier_that_fails_is_no_damaged_claim(
         scan_trained(run, RUN_ID)
 
 
+@pytest.mark.parametrize("number", OF_TIER, ids=errno.errorcode.get)
+@pytest.mark.parametrize("name", [lineage_file(2), trained_file(2)])
+def test_document_of_a_node_that_cannot_be_read_is_a_damaged_one_whatever_the_error(
+    run: Folder, refuse: Callable[[str, int], None], name: str, number: int
+) -> None:
+    note_trained(run, a_word())
+    refuse(name, number)
+    claims = scan_claims(run, RUN_ID, is_local=True)
+    assert [(c.number, c.is_lost) for c in claims] == [(1, False), (2, False)]
+    words = {2} if name == lineage_file(2) else set()
+    assert scan_trained(run, RUN_ID, is_local=True) == words
+
+
+def test_claim_of_a_node_that_cannot_be_read_and_has_no_word_is_lost(
+    run: Folder, refuse: Callable[[str, int], None]
+) -> None:
+    refuse(lineage_file(2), errno.EIO)
+    claims = scan_claims(run, RUN_ID, is_local=True)
+    assert [(c.number, c.is_lost) for c in claims] == [(1, False), (2, True)]
+
+
 NAMED, OTHER, LOST = a_claim(explicit=True), a_claim(restored=SEVEN), a_lost_claim(2)
 
 

@@ -21,6 +21,7 @@ from tidegate_contract.run_documents import read_identity, scan_claims
 RUN_ID = "6f2f4a63-5f3c-4b3e-9d28-0a4a6e8a8f11"
 NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
 IDENTITY = RunIdentity(run_id=RUN_ID, name="team/bytelm", uid=0, created_at=NOW)
+OTHER = RunIdentity(run_id="other", name="team/bytelm", uid=0, created_at=NOW)
 RESERVED = temp_file(RUN_DOCUMENT, "0" * 16)
 
 
@@ -70,9 +71,8 @@ def linkless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder
 
 def test_document_is_created_once_without_hard_links(linkless: Folder) -> None:
     assert create_document(linkless, RUN_DOCUMENT, IDENTITY)
-    other = RunIdentity(run_id="other", name="team/bytelm", uid=0, created_at=NOW)
-    assert not create_document(linkless, RUN_DOCUMENT, other)
-    assert ensure_identity(linkless, other) == IDENTITY
+    assert not create_document(linkless, RUN_DOCUMENT, OTHER)
+    assert ensure_identity(linkless, OTHER) == IDENTITY
     assert linkless.names() == [RUN_DOCUMENT]
 
 
@@ -92,3 +92,75 @@ def test_creation_killed_without_hard_links_leaves_no_empty_document(linkless: F
     assert read_identity(linkless) == IDENTITY
     assert RESERVED not in linkless.names()
     assert all(is_temp_file(name) for name in linkless.names() if name != RUN_DOCUMENT)
+
+
+def reserve(folder: Folder, *, seconds_ago: float) -> None:
+    """What a creator leaves that died, or was held up, before its rename."""
+    made = time.time() - seconds_ago
+    Path(folder.path, RESERVED).touch()
+    os.utime(RESERVED, (made, made), dir_fd=folder.fd)
+
+
+def test_abandoned_reservation_is_taken_over_by_one_of_two_creators(
+    linkless: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserve(linkless, seconds_ago=61)
+    whole, told = Folder.rename, []
+
+    def rename(folder: Folder, source: str, target: str, *rest: Folder) -> None:
+        if target == RUN_DOCUMENT and not told:
+            told.append(None)
+            told[0] = create_document(linkless, RUN_DOCUMENT, OTHER)
+        whole(folder, source, target, *rest)
+
+    monkeypatch.setattr(Folder, "rename", rename)
+
+    assert create_document(linkless, RUN_DOCUMENT, IDENTITY)
+    assert told == [False]
+    assert read_identity(linkless) == IDENTITY
+    assert linkless.names() == [RUN_DOCUMENT]
+
+
+@pytest.mark.parametrize("is_published", [True, False], ids=["published", "still reserved"])
+def test_creator_that_was_taken_for_dead_gives_up(
+    linkless: Folder, monkeypatch: pytest.MonkeyPatch, is_published: bool
+) -> None:
+    """It is held up for over a minute between its reservation and its rename."""
+    whole, told = Folder.size, []
+
+    def size(folder: Folder, name: str) -> int | None:
+        if name == RUN_DOCUMENT and not told and RESERVED in folder.names():
+            told.append(None)
+            if is_published:
+                os.utime(RESERVED, (0, 0), dir_fd=folder.fd)
+                told[0] = create_document(linkless, RUN_DOCUMENT, OTHER)
+                Path(folder.path, RUN_DOCUMENT).rename(Path(folder.path, "later"))
+            else:
+                Path(folder.path, RESERVED).unlink()
+            reserve(linkless, seconds_ago=0)  # of a third one
+        return whole(folder, name)
+
+    monkeypatch.setattr(Folder, "size", size)
+
+    assert not create_document(linkless, RUN_DOCUMENT, IDENTITY)
+    assert told == [is_published or None]
+    assert read_identity(linkless) is None
+    assert RESERVED in linkless.names(), "it is not this creator's to remove"
+
+
+def test_fresh_reservation_that_took_an_abandoned_ones_place_is_not_used(
+    linkless: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both saw the abandoned one; the other creator was quicker with taking it away."""
+    reserve(linkless, seconds_ago=61)
+    whole = Folder.rename
+
+    def rename(folder: Folder, source: str, target: str, *rest: Folder) -> None:
+        if source == RESERVED:
+            reserve(linkless, seconds_ago=0)
+        whole(folder, source, target, *rest)
+
+    monkeypatch.setattr(Folder, "rename", rename)
+
+    assert not create_document(linkless, RUN_DOCUMENT, IDENTITY)
+    assert linkless.names() == []

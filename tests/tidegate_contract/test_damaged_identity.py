@@ -221,3 +221,19 @@ def test_identity_of_a_newer_release_is_not_damaged(run: Folder) -> None:
     Path(run.path, RUN_DOCUMENT).write_bytes(body[: at + 11] + digest + body[at + 75 :])
     with pytest.raises(Reject, match="version 2"):
         mend_identity(run, SOUND)
+
+
+def test_identity_that_another_run_wrote_meanwhile_is_not_mended_over(
+    run: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = replace(SOUND, run_id=OTHER_ID)
+    fsync = os.fsync
+
+    def begin_another(fd: int) -> None:
+        monkeypatch.undo()
+        write_document(run, RUN_DOCUMENT, other)
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", begin_another)
+    assert mend_identity(run, SOUND) == other
+    assert read_identity(run) == other

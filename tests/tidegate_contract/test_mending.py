@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tidegate_contract import publish
+from tidegate_contract import publish, scan
 from tidegate_contract.errors import Corrupt, DamagedFile
 from tidegate_contract.folder import Folder, open_step
 from tidegate_contract.identity import RunIdentity
@@ -195,3 +195,15 @@ def test_file_that_is_gone_is_not_set_aside(a_step: Callable[..., Folder], tmp_p
         entry = scan_step(step, ATTEMPT, "", RUN_ID).seals[1].files[0]
         step.remove(entry.name)
         assert not set_aside(run, step, ATTEMPT, entry)
+
+
+def test_file_is_read_from_its_disk_before_it_is_set_aside(
+    a_step: Callable[..., Folder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # what the kernel keeps of a first, bad reading would say the same again
+    told: list[int] = []
+    monkeypatch.setattr(scan.os, "posix_fadvise", lambda *args: told.append(args[3]))
+    with a_step() as step, Folder.open(tmp_path) as run:
+        entry = scan_step(step, ATTEMPT, "", RUN_ID).seals[1].files[0]
+        assert not set_aside(run, step, ATTEMPT, entry)
+    assert told == [os.POSIX_FADV_DONTNEED]

@@ -50,7 +50,8 @@ NAMES: dict[str, tuple[st.SearchStrategy[Any], ...]] = {
     "temp_file": (final_names, nonces),
     "target_file": (labels,),
     "quarantined_file": (attempts, final_names, nonces),
-    "emptied_folder": (attempts,),
+    "hidden_folder": (attempts, nonces),
+    "removed_folder": (attempts, nonces),
 }
 """Arguments of each builder of `layout`."""
 TELL_THE_FIRST = {"temp_file", "quarantined_file"}

@@ -4,11 +4,13 @@ import errno
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from tidegate_contract.errors import Reject
 from tidegate_contract.folder import Folder
 from tidegate_contract.identity import RunIdentity
 from tidegate_contract.layout import (
@@ -22,7 +24,7 @@ from tidegate_contract.layout import (
 from tidegate_contract.run_documents import read_identity
 from tidegate_contract.wire import Policy
 from tidegate_sidecar.observe import StepScanner, observe_local, observe_remote
-from tidegate_sidecar.retention import decide_remote_retention
+from tidegate_sidecar.retention import decide_remote_retention, explain_wait
 from tidegate_sidecar.tasks import CopyRanks, Places, RemoteTier
 from tidegate_sidecar.transfer import Meter, TokenBucket
 
@@ -125,7 +127,10 @@ def test_nothing_remote_is_tidied_while_pins_or_lineages_cannot_be_read(
         far.commit(attempt, datetime.now(UTC))
     assert decide_remote_retention(far.look(lambda: None), 1).trash
     put_file(run, name)
-    assert not decide_remote_retention(far.look(lambda: None), 1).is_needed
+    view = far.look(lambda: None)
+    assert not decide_remote_retention(view, 1).is_needed
+    want = f"{name} cannot be read on the remote tier: no old step is removed"
+    assert explain_wait(view) == want
     flusher = a_loop(run, policy=Policy(remote_keep=1))
     a_sealed_step(run.locals[0], 30)
     beat_until(flusher, lambda: 30 in run.durable())
@@ -151,3 +156,34 @@ def test_remote_tier_that_fails_is_not_taken_for_one_without_pins_and_lineages(
         scanner = StepScanner(folder, run_id, trusts_times=False)
         with pytest.raises(OSError, match=os.strerror(errno.EIO)):
             observe_remote(folder, folder, scanner, run_id, lambda: None)
+
+
+def test_local_trash_that_cannot_be_read_does_not_stop_the_flush(
+    a_run: Build, a_sealed_step: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = a_run()
+    a_sealed_step(run.locals[0], 10)
+    (run.locals[0] / TRASH).mkdir()
+    child = Folder.child
+
+    def refuse(folder: Folder, asked: str) -> Folder:
+        if asked == TRASH and folder.path == str(run.locals[0]):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), asked)
+        return child(folder, asked)
+
+    monkeypatch.setattr(Folder, "child", refuse)
+    assert run.flush_once().is_whole
+    assert run.durable() == [10]
+
+
+def test_look_that_is_refused_leaves_no_descriptor_open(a_run: Build) -> None:
+    run = a_run()
+    other = replace(identity_of(run), run_id="0c0a5f0e-0000-4000-8000-000000000000")
+    places = Places(
+        local=str(run.locals[0]), remote_root=str(run.remote), remote=".", identity=other
+    )
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(Reject):
+            RemoteTier(places)
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -31,6 +31,7 @@ from tidegate_sidecar.lock import FlushLock
 from tidegate_sidecar.loop import Beat
 
 Build = Callable[..., Any]
+pytestmark = pytest.mark.long
 
 
 def assert_whole(run: Any, step: int) -> None:

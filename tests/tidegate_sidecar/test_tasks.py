@@ -17,15 +17,17 @@ from tidegate_contract.layout import (
     RUN_DOCUMENT,
     TRASH,
     Attempt,
-    emptied_folder,
+    hidden_folder,
+    parse_removed_folder,
     pin_file,
     step_folder,
 )
 from tidegate_contract.publish import write_pin
 from tidegate_contract.restore_point import World, copy_of, decide_restore_point
-from tidegate_contract.run_documents import read_identity, scan_pins
+from tidegate_contract.run_documents import read_identity
 from tidegate_sidecar.observe import StepScanner
-from tidegate_sidecar.removal import empty_step, pin_step, restore_step, trash_step
+from tidegate_sidecar.pinning import Found, pin_step
+from tidegate_sidecar.removal import empty_step, restore_step, trash_step
 from tidegate_sidecar.retention import RemotePlan, decide_remote_retention
 from tidegate_sidecar.tasks import CopyRanks, Places, RemoteTier, open_remote
 from tidegate_sidecar.transfer import Meter, TokenBucket
@@ -213,7 +215,10 @@ def test_emptying_leaves_names_that_the_format_does_not_know(two_commits: Any) -
             empty_step(folder, attempt)
             empty_step(folder, attempt)
     left = [str(path.relative_to(run.remote / TRASH)) for path in (run.remote / TRASH).rglob("*")]
-    assert sorted(left) == [emptied_folder(older), f"{emptied_folder(older)}/notes.txt"]
+    (folder,) = (name for name in left if "/" not in name)
+    assert parse_removed_folder(folder)[0] == older
+    assert sorted(left) == [folder, f"{folder}/notes.txt"]
+    assert RemoteTier(places_of(run)).look(lambda: None).half_emptied == ()
 
 
 def test_emptying_leaves_what_is_no_file_in_a_documents_place(two_commits: Any) -> None:
@@ -225,7 +230,8 @@ def test_emptying_leaves_what_is_no_file_in_a_documents_place(two_commits: Any) 
     with Folder.open(run.remote) as folder:
         trash_step(folder, older)
         empty_step(folder, older)
-    left = {path.name for path in (run.remote / TRASH / emptied_folder(older)).iterdir()}
+    (folder,) = (run.remote / TRASH).iterdir()
+    left = {path.name for path in folder.iterdir()}
     assert left == {"seal-8.json", "seal-9.json"}
 
 
@@ -320,7 +326,7 @@ def test_pin_while_its_step_is_emptied_holds_or_is_refused(
         monkeypatch.undo()
         with Folder.open(run.remote) as folder:
             pin = Pin(run_id=RUN_ID, attempt=older, pinned_at=datetime.now(UTC))
-            told.append(pin_step(folder, pin) is not None)
+            told.append(pin_step(folder, pin) is not Found.GONE)
         return whole(*args)
 
     with Folder.open(run.remote) as folder:
@@ -328,7 +334,6 @@ def test_pin_while_its_step_is_emptied_holds_or_is_refused(
         monkeypatch.setattr(owner, call, pin_first)
         empty_step(folder, older)
         assert told == [want]
-        assert (older in scan_pins(folder)) is want
     assert run.durable() == ([10, 20] if want else [20])
 
 
@@ -339,7 +344,7 @@ def test_step_that_a_crash_left_hidden_comes_back_if_it_is_pinned(
     run, older, _ = two_commits
     trash = run.remote / TRASH
     trash.mkdir()
-    (run.remote / step_folder(older)).rename(trash / emptied_folder(older))
+    (run.remote / step_folder(older)).rename(trash / hidden_folder(older, "0" * 16))
     tier = RemoteTier(places_of(run))
     assert tier.look(lambda: None).half_emptied == (older,)
     with Folder.open(run.remote) as folder:

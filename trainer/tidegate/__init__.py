@@ -16,6 +16,7 @@ from tidegate.checkpointer import Checkpointer
 from tidegate.outcomes import SavesFailed
 from tidegate.restore import Restored
 from tidegate.settings import Options
+from tidegate.weights import Loaded, load
 from tidegate_contract.cadence import Cadence, CadenceKind
 from tidegate_contract.errors import Corrupt, Reject, Retry, TidegateError
 from tidegate_contract.wire import Policy
@@ -26,6 +27,7 @@ __all__ = [
     "CadenceKind",
     "Checkpointer",
     "Corrupt",
+    "Loaded",
     "Options",
     "Policy",
     "Reject",
@@ -33,4 +35,5 @@ __all__ = [
     "Retry",
     "SavesFailed",
     "TidegateError",
+    "load",
 ]

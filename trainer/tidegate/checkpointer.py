@@ -98,20 +98,22 @@ class Checkpointer:
         self._reporter.start()
         self._child = self._start_child()
 
-    def restore(self) -> Restored | None:
+    def restore(self, step: int | None = None) -> Restored | None:
         """Restores the newest step that all ranks can read; call it once, before the first step.
 
-        Optimizers may be initialised by it only if there is something to restore.
+        Optimizers may be initialised by it only if there is something to restore. After an error
+        the embedded flusher is ended; another call starts it again.
+
+        Args:
+            step: this one or none; the same on all ranks. Later starts go on from it, unnamed.
 
         Returns:
             What training goes on from, or None for a fresh start.
 
         Raises:
-            Reject: checkpoints exist and none can be restored, or the number of ranks changed and
-                rank state has no rule. The user must decide.
+            Reject: checkpoints exist and none can be restored, or not the named one; or the number
+                of ranks changed and rank state has no rule. The user must decide.
             Retry: the remote tier cannot be read.
-
-        After an error the embedded flusher is ended; another call starts it again.
         """
         if self._is_started:
             raise Reject("restore: called twice, or after the first step")
@@ -119,7 +121,7 @@ class Checkpointer:
         self._child = self._child or self._start_child()
         self._reporter.update(phase=Phase.RESTORING)
         try:
-            outcome = Restore(self._site, self._ranks, self._state).run()
+            outcome = Restore(self._site, self._ranks, self._state, step).run()
         except BaseException:
             self._stop_child()
             raise
@@ -128,7 +130,7 @@ class Checkpointer:
         found = outcome.candidate
         if found is None:
             return None
-        self._untold = outcome if self._ranks.rank == 0 else None
+        self._untold = outcome
         return Restored(
             step=found.attempt.step,
             tokens=found.tokens,

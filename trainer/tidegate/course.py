@@ -23,13 +23,14 @@ from tidegate.agreement import (
 from tidegate.answers import Answers
 from tidegate.lead import Lead
 from tidegate.outcomes import Outcomes
+from tidegate.pace import Pace
 from tidegate.ranks import Ranks
 from tidegate.report import Reporter
 from tidegate.saves import Save, Saves, Stage
 from tidegate.signals import Termination
 from tidegate.site import Site
 from tidegate.state import TrainingState
-from tidegate.writer import Desk, Ticket
+from tidegate.writer import Ticket, build_desk
 from tidegate_contract.cadence import Progress
 from tidegate_contract.document import decode
 from tidegate_contract.layout import Attempt
@@ -46,15 +47,8 @@ _PAUSE_SECONDS = 10.0
 
 
 def _start_saves(site: Site, ranks: Ranks, state: TrainingState) -> Saves:
-    desk = Desk(
-        run_folder=site.local,
-        run_id=site.identity.run_id,
-        rank=site.rank,
-        topology=site.topology,
-        part_of=state.part_of,
-    )
     return Saves(
-        desk,
+        build_desk(site, state.part_of),
         ranks.save_group,
         slots=site.settings.options.slots,
         timeout_seconds=site.settings.policy.save_timeout_seconds,
@@ -95,6 +89,7 @@ class Course:
         self._is_closing = False
         self._answers = Answers(reporter)
         self._outcomes = Outcomes(reporter)
+        self._pace = Pace()
         self.sealed: StepNote | None = None
         self.is_over = False
 
@@ -353,7 +348,9 @@ class Course:
                 attempt=ticket.attempt,
             )
             seen |= {"seal_ms": round(save.seal_ms, 1), "size_bytes": save.size_bytes}
-            _LOG.info("saved", extra={**seen, "reason": str(ticket.reason)})
+            seen |= {"reason": str(ticket.reason)}
+            if self._lead is not None:
+                self._pace.tell(save, self._policy.cadence, seen)
             self._outcomes.count_sealed(save.pause_ms, save.seal_ms, sealed=self.sealed)
         else:
             self._outcomes.count_failed(save.pause_ms)

@@ -4,7 +4,6 @@
 training goes on. The remote tier is touched by rank 0 only, on a thread with a deadline.
 """
 
-import errno
 import logging
 import threading
 import time
@@ -31,6 +30,7 @@ from tidegate_contract.restore_point import (
 )
 from tidegate_contract.run_documents import scan_claims, scan_trained
 from tidegate_contract.scan import (
+    NO_FOLDER,
     StepRecord,
     confirm_commit,
     scan_step,
@@ -223,18 +223,22 @@ def mirror_claim(site: Site, claim: LineageClaim) -> None:
 def note_trained_behind(
     site: Site, claim: LineageClaim, *, is_remote: bool
 ) -> threading.Thread | None:
-    """Says that the restore of a lineage came back to training; rank 0, after the first step.
+    """Says that the restore of a lineage came back to training; all ranks, after the first step.
 
-    Never raises and never waits: without the word the restore counts as a failed try, no more.
+    Where there is no claim on the remote tier, each node has a mirror, and says it: any of them may
+    be replaced. Never raises, never waits: without the word the restore is a failed try, no more.
 
     Args:
         site: of this rank.
         claim: of the restore.
-        is_remote: the claim lies on the remote tier.
+        is_remote: the claim lies on the remote tier; without such a tier it lies on the nodes.
 
     Returns:
-        The thread that writes it; None if there could be none.
+        The thread that writes it; None if there could be none, or others say it.
     """
+    is_on_nodes = not is_remote or site.settings.remote is None
+    if not (site.is_first_of_node if is_on_nodes else site.rank == 0):
+        return None
     word = Trained(
         run_id=claim.run_id,
         number=claim.number,
@@ -310,12 +314,12 @@ def _copies(records: Sequence[StepRecord]) -> tuple[Copy, ...]:
 
 
 def _look_near(run: Folder, run_id: str) -> View:
-    records = scan_steps(run, run_id)
+    records = scan_steps(run, run_id, is_local=True)
     return View(
         local=_copies(records),
-        claims=tuple(scan_claims(run, run_id)),
-        trained=scan_trained(run, run_id),
-        damaged=_damaged(run, records),
+        claims=tuple(scan_claims(run, run_id, is_local=True)),
+        trained=scan_trained(run, run_id, is_local=True),
+        damaged=_damaged(run, records, is_local=True),
     )
 
 
@@ -340,14 +344,14 @@ def _look_far(run: Folder, run_id: str) -> View:
 def _check_opens(run: Folder, record: StepRecord) -> None:
     try:
         open_step(run, record.folder).close()
-    except (FileNotFoundError, NotADirectoryError):
-        return
     except OSError as error:
-        if error.errno != errno.ELOOP:  # a link is no step
+        if error.errno not in NO_FOLDER:
             raise
 
 
-def _damaged(run: Folder, records: Sequence[StepRecord]) -> dict[Attempt, str]:
+def _damaged(
+    run: Folder, records: Sequence[StepRecord], *, is_local: bool = False
+) -> dict[Attempt, str]:
     found = {
         record.attempt: record.problems[0]
         for record in records
@@ -356,11 +360,12 @@ def _damaged(run: Folder, records: Sequence[StepRecord]) -> dict[Attempt, str]:
         and not record.folder.startswith(f"{TRASH}/")  # half emptied: a newer commit was there
     }
     try:
-        folder = run.child(QUARANTINE)
-    except FileNotFoundError:
+        with run.child(QUARANTINE) as folder:
+            attempts = {parse_quarantined_file(name) for name in folder.names()}
+    except OSError as error:
+        if error.errno not in NO_FOLDER and not is_local:
+            raise
         return found
-    with folder:
-        attempts = {parse_quarantined_file(name) for name in folder.names()}
     told = "a damaged file of it lies in quarantine"
     return {attempt: told for attempt in attempts if attempt is not None} | found
 

@@ -5,12 +5,22 @@ node owns is written once more on that node, as a replica that stays local.
 """
 
 import dataclasses
+import io
+import zipfile
 from collections.abc import Sequence
 from typing import Any
 
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.planner import WriteItemType
 
 from tidegate.ranks import Topology
+from tidegate_contract.errors import Reject
+
+MOST_PICKLED_BYTES = 4 << 30
+"""Of one entry that is no tensor, without the tensors in it.
+
+Pickle's protocol 2, which torch.save uses, counts texts and bytes with 32 bits.
+"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,14 +57,21 @@ def build_node_plans(
 class NodePlanner(DefaultSavePlanner):  # type: ignore[misc]  # torch is not typed here
     """DCP's planner with replicas; one instance per save and rank."""
 
-    def __init__(self, topology: Topology, failure: Exception | None = None) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        failure: Exception | None = None,
+        most_pickled_bytes: int = MOST_PICKLED_BYTES,
+    ) -> None:
         """Takes the topology.
 
         Args:
             topology: who shares a node; the same on all ranks.
             failure: this rank has no snapshot; the save then fails on all ranks alike.
+            most_pickled_bytes: a larger object, or one that cannot be pickled, fails the save.
         """
         super().__init__(enable_plan_caching=False)
+        self._most_pickled_bytes = most_pickled_bytes
         self._topology = topology
         self._failure = failure
 
@@ -78,3 +95,33 @@ class NodePlanner(DefaultSavePlanner):  # type: ignore[misc]  # torch is not typ
             dataclasses.replace(plan, planner_data=node)
             for plan, node in zip(plans, extra, strict=True)
         ], metadata
+
+    def transform_object(self, write_item: Any, object: Any) -> Any:  # noqa: A002  # DCP's name
+        """DCP's hook: a tensor as it is, anything else as torch.save writes it.
+
+        Raises:
+            Reject: it cannot be pickled, or is too large; names the entry.
+        """
+        if write_item.type is not WriteItemType.BYTE_IO:
+            return super().transform_object(write_item, object)
+        entry = f"state entry {write_item.index.fqn!r}, a {type(object).__qualname__},"
+        try:
+            data = super().transform_object(write_item, object)
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            raise Reject(f"{entry} cannot be saved: {why}") from error
+        size = len(data.getbuffer())
+        if size > self._most_pickled_bytes:
+            size = _pickled_bytes(data)  # without tensors, which may be large
+        if size > self._most_pickled_bytes:
+            raise Reject(
+                f"{entry} has {size} bytes beside its tensors; allowed are "
+                f"{self._most_pickled_bytes}: keep it as tensors, or in a file of its own"
+            )
+        return data
+
+
+def _pickled_bytes(data: io.BytesIO) -> int:
+    """Size of the pickle in what torch.save wrote, where each tensor is a record beside it."""
+    with zipfile.ZipFile(data) as records:
+        return sum(one.file_size for one in records.infolist() if one.filename.endswith("data.pkl"))

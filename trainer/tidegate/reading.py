@@ -140,18 +140,31 @@ class Load:
             Reject: a stranger owns a file or may write it.
             OSError: a file cannot be read.
         """
-        for name in self._names:
-            if name not in self._copy.entries:
-                raise Corrupt(f"{self._copy.folder.path}/{name}: no seal declares it")
-            os.close(open_trusted(self._copy.folder, name, self._trusted))
+        self.check_owners()
         for name in self._names:
             try:
                 verify_file(self._copy.folder, self._copy.entries[name])
             except Corrupt as error:
                 raise DamagedFile(str(error), self._copy.entries[name]) from error
 
-    def read(self) -> None:
-        """Fills the target; each block is compared with its seal once more, before it is used.
+    def check_owners(self) -> None:
+        """Looks whether all needed files may be unpickled; reads none.
+
+        Raises:
+            Corrupt: no seal declares a file.
+            Reject: a stranger owns a file or may write it.
+            OSError: a file cannot be opened.
+        """
+        for name in self._names:
+            if name not in self._copy.entries:
+                raise Corrupt(f"{self._copy.folder.path}/{name}: no seal declares it")
+            os.close(open_trusted(self._copy.folder, name, self._trusted))
+
+    def read(self) -> int:
+        """Fills the target; each block is compared with its seal, verified before or not.
+
+        Returns:
+            Bytes read: the blocks that hold what is needed, not the whole files.
 
         Raises:
             DamagedFile: a file has changed since it was verified, or was read badly; as after all
@@ -161,3 +174,4 @@ class Load:
         """
         reader = StepReader(self._copy, self._trusted)
         reader.read_data(self._plan, self._planner).wait()
+        return int(reader.fs.bytes_read)

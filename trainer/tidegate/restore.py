@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from tidegate.named import agree_step, explain_missing, explain_named
 from tidegate.observe import (
     build_world,
     claim_next,
@@ -106,9 +107,12 @@ class _Loaded:
 class Restore:
     """One restore of one rank."""
 
-    def __init__(self, site: Site, ranks: Ranks, state: TrainingState) -> None:
-        """Nothing is read yet."""
+    def __init__(
+        self, site: Site, ranks: Ranks, state: TrainingState, step: int | None = None
+    ) -> None:
+        """Nothing is read yet; `step` is the one that a person wants and no other."""
         self._site = site
+        self._step = step
         self._ranks = ranks
         self._state = state
         self._policy = site.settings.policy
@@ -128,9 +132,11 @@ class Restore:
         """Restores the newest step that all ranks can read, or starts fresh where there is none.
 
         Raises:
-            Reject: checkpoints exist and none can be restored, or rank state has no rule.
+            Reject: checkpoints exist and none can be restored, or rank state has no rule; or the
+                named step cannot be restored, or not all ranks name the same.
             Retry: the remote tier cannot be read, and it must or no node holds a step.
         """
+        agree_step(self._ranks, self._step)
         point = self._wait_for_pending(self._observe())
         for _ in range(_MAX_ROUNDS):
             candidate = next((c for c in point.candidates if not self._has_failed(c)), None)
@@ -181,6 +187,7 @@ class Restore:
             self._remote_numbers = frozenset(claim.number for claim in views[0].remote_claims)
         self._world = replace(
             build_world(self._site, views),
+            step=self._step,
             running=frozenset(self._claims),
             failed_local=dict(self._failed_local),
         )
@@ -202,9 +209,12 @@ class Restore:
         try:
             if not self._vote(candidate, lambda: self._open(candidate, loaded)):
                 return None
-            claim = self._claim(candidate.attempt)
+            if self._step is None:
+                self._claim(candidate.attempt)  # before the work: a try that dies in it counts
             if not self._vote(candidate, lambda: self._verify(loaded, is_same_world)):
                 return None
+            # A named step is the newest one from its claim on: only a sound one may become that.
+            claim = self._claim(candidate.attempt)
             self._is_written = True
             if not self._vote(candidate, lambda: self._load(loaded, candidate), is_whole=True):
                 return None
@@ -326,8 +336,12 @@ class Restore:
         step = candidate.attempt.step
         reasons = self._reasons(point)
         before = point.order[: point.order.index(candidate.attempt)]
-        unknown = [a for a in self._damaged if a not in point.order and a.step > step]
-        newer = [f"step {a.step}: {reasons[a]}" for a in [*unknown, *before] if a in reasons]
+        unknown = [a for a in self._damaged if a not in point.order]
+        if self._step is not None:
+            same = [*(a for a in unknown if a.step == step), *before]
+            return explain_named([reasons[a] for a in same if a in reasons], step)
+        passed = [*(a for a in unknown if a.step > step), *before]
+        newer = [f"step {a.step}: {reasons[a]}" for a in passed if a in reasons]
         doubt = self._explain_lost(candidate)
         if not newer:
             return f"step {step} is the newest step{doubt}"
@@ -337,13 +351,16 @@ class Restore:
         """Says that a person may have gone back to another step; empty where nobody can have."""
         claims = self._world.claims
         lost = find_lost(claims, order_key(candidate.attempt, candidate.lineage, claims)[0])
-        if lost is None or self._world.step is not None:
+        if lost is None:
             return ""
         name = f"{LINEAGES}/{lineage_file(lost.number)}"
         return f"; {name} is damaged: if a person went back to another step there, it is unknown"
 
     def _start_fresh(self, point: RestorePoint) -> Outcome:
-        """Nothing to restore: right at the first start, an error when steps were there."""
+        """Nothing to restore: right at the first start, an error when steps were there.
+
+        It is an error, too, when a step was named: neither nothing nor another step replaces it.
+        """
         run = self._site.identity.name
         has_remote = self._site.settings.remote is not None
         if has_remote and self._world.remote is None:
@@ -351,6 +368,8 @@ class Restore:
                 f"run {run}: the remote tier cannot be read and no node holds "
                 "a step that can be restored; nothing is begun anew meanwhile"
             )
+        if self._step is not None:
+            raise Reject(f"run {run}: {explain_missing(self._world, self._reasons(point))}")
         existing = find_existing_attempts(self._world, claimed=self._remote_numbers)
         existing |= set(self._damaged)
         reasons = self._reasons(point)

@@ -19,7 +19,10 @@ def take_rng() -> dict[str, Any]:
     if "numpy" in sys.modules:
         import numpy as np
 
-        taken["numpy"] = np.random.get_state()  # the global one is what loops use
+        state = np.random.get_state(legacy=False)  # the global one is what loops use
+        # A safe loader refuses arrays, not tensors.
+        key = torch.from_numpy(state["state"]["key"].astype(np.int64))
+        taken["numpy"] = {**state, "state": {**state["state"], "key": key}}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         taken["cuda"] = torch.cuda.get_rng_state()
     return taken
@@ -33,6 +36,14 @@ def put_rng(taken: dict[str, Any]) -> None:
     if "numpy" in taken:
         import numpy as np
 
-        np.random.set_state(taken["numpy"])
+        np.random.set_state(_as_arrays(taken["numpy"]))
     if "cuda" in taken and torch.cuda.is_available():
         torch.cuda.set_rng_state(taken["cuda"])
+
+
+def _as_arrays(state: Any) -> Any:
+    """NumPy's own form; saves of earlier versions hold it."""
+    if not isinstance(state, dict):
+        return state
+    key = state["state"]["key"].numpy().astype("uint32")
+    return {**state, "state": {**state["state"], "key": key}}

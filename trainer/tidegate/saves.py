@@ -17,6 +17,7 @@ from typing import Any
 from torch.distributed.checkpoint.api import CheckpointException
 
 from tidegate.planner import NodePlanner
+from tidegate.safe_load import warn_of_unsafe
 from tidegate.staging import Ring, Slot
 from tidegate.writer import Desk, Ticket, write_attempt
 
@@ -128,6 +129,7 @@ class Saves:
         self.timeout_seconds = timeout_seconds
         self._in_flight: deque[Save] = deque()
         self._writer = self._start_writer(group)
+        self._is_vetted = desk.rank != 0  # one rank tells it
 
     def _start_writer(self, group: Any) -> _Writer:
         writer = _Writer(self._desk, group, self._ring)
@@ -168,10 +170,18 @@ class Saves:
             entries = slot.copy(capture())
         except Exception as error:  # noqa: BLE001  # objects of the user's program are copied here
             failure = error
+        else:
+            self._vet(entries)
         save.pause_ms = (time.monotonic() - save.started) * 1000
         planner = NodePlanner(self._desk.topology, failure)
         self._in_flight.append(save)
         self._writer.orders.put(_Order(save=save, slot=slot, entries=entries, planner=planner))
+
+    def _vet(self, entries: dict[str, Any]) -> None:
+        """Of the first snapshot, not of each: what a program keeps is of the same types later."""
+        if not self._is_vetted:
+            self._is_vetted = True
+            warn_of_unsafe(entries)
 
     def oldest(self) -> Save | None:
         """The save whose outcome is agreed next; one that is overdue has failed."""

@@ -50,9 +50,14 @@ class Options:
         """Refuses a ring without slots, and users that are no numbers."""
         if self.slots < 1:
             raise Reject(f"options.slots is {self.slots}; allowed is 1 or more")
-        for uid in self.trusted_uids:
-            if type(uid) is not int or uid < 0:
-                raise Reject(f"options.trusted_uids holds {uid!r}; allowed are numeric user ids")
+        check_uids("options.trusted_uids", self.trusted_uids)
+
+
+def check_uids(name: str, trusted: Collection[int]) -> None:
+    """Refuses users that are no numbers; `name` is the argument's."""
+    for uid in trusted:
+        if type(uid) is not int or uid < 0:
+            raise Reject(f"{name} holds {uid!r}; allowed are numeric user ids")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,13 +3,12 @@
 Called by `Checkpointer` while it is made, on all ranks, main thread.
 """
 
-import errno
 import logging
 import os
 import secrets
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from tidegate.deadline import run_within
@@ -25,8 +24,11 @@ from tidegate_contract.layout import (
     QUARANTINE,
     ROOT_ID,
     RUN_DOCUMENT,
+    lineage_file,
+    parse_lineage_file,
     parse_state_file,
     parse_step_folder,
+    parse_trained_file,
 )
 from tidegate_contract.publish import (
     begin_identity,
@@ -101,8 +103,8 @@ class _Known:
     """What all nodes together know of the run.
 
     Attributes:
-        told: by the first node that has a `run.json`.
-        is_agreed: no node has another one.
+        told: by the first node that has a `run.json`, as `_choose_told` gives it.
+        is_agreed: no node has another one, whichever user it names.
         damage: of a node whose `run.json` is damaged: the run was begun, whoever it is.
     """
 
@@ -165,7 +167,7 @@ def open_site(settings: Settings, ranks: Ranks) -> Site:
         os.makedirs(settings.local.root, exist_ok=True)
     nodes = ranks.attempt(lambda: _observe_local(settings))
     topology = build_topology([node.root_id for node in nodes])
-    known = _build_known(nodes)
+    known = _build_known(nodes, vouching_uids(settings))
     told = ranks.attempt(lambda: _decide_identity(settings, known) if ranks.rank == 0 else None)[0]
     assert told is not None, "rank 0 gives an identity or raises"
     chosen, doubted = _drop_doubted(settings, told, nodes)
@@ -184,7 +186,7 @@ def _observe_local(settings: Settings) -> _Node:
     with open_place(settings.local) as run:
         root_id = _root_id(run)
         try:
-            return _Node(root_id=root_id, told=read_told(run, settings))
+            return _Node(root_id=root_id, told=read_told(run, vouching_uids(settings)))
         except Corrupt as error:
             return _Node(root_id=root_id, damage=str(error))
 
@@ -203,13 +205,25 @@ def _drop_doubted(
     return chosen, frozenset(doubted.difference(settings.options.trusted_uids))
 
 
-def _build_known(nodes: Sequence[_Node]) -> _Known:
+def _build_known(nodes: Sequence[_Node], vouching: Collection[int]) -> _Known:
     known = [node.told for node in nodes if node.told is not None]
     return _Known(
-        told=known[0] if known else None,
-        is_agreed=len({told.identity for told in known}) == 1,
+        told=_choose_told(known, vouching) if known else None,
+        is_agreed=len({replace(told.identity, uid=0) for told in known}) == 1,
         damage=next((node.damage for node in nodes if node.damage is not None), None),
     )
+
+
+def _choose_told(known: Sequence[Told], vouching: Collection[int]) -> Told:
+    """The first node's copy, with the user that copies of the same run name.
+
+    A single pass that mends one names its own user there, who tells nothing of the trainer's.
+    """
+    same = [one for one in known if one.identity.run_id == known[0].identity.run_id]
+    told = next((one for one in same if one.identity.uid not in vouching), known[0])
+    if all(one.is_vouched for one in same):
+        return told
+    return replace(told, identity=without_doubted(told.identity, vouching))
 
 
 def _root_id(run: Folder) -> str:
@@ -266,7 +280,7 @@ def _told_beside(remote: Place, settings: Settings, known: _Known) -> Told:
 def _told_on(remote: Place, settings: Settings, known: _Known) -> Told:
     found = _remote_identity(remote, settings, known)
     with Folder.open(remote.root) as root, root.below(remote.parts) as run:
-        told = read_told(run, settings)
+        told = read_told(run, vouching_uids(settings))
     if told is None or told.identity.run_id != found.run_id:
         raise Retry(f"{remote.path}/{RUN_DOCUMENT} was exchanged while it was read")
     return told
@@ -314,7 +328,7 @@ def _adopt_identity(place: Place, chosen: RunIdentity) -> None:
         former = _find_former(run, chosen)
         if former is not None:
             _LOG.warning("local data of an earlier run id is set aside", extra={"run": chosen.name})
-            _set_aside(run, former)
+            _set_aside(run, former, chosen.run_id)
         ensure_identity(run, chosen)
 
 
@@ -341,15 +355,19 @@ def _is_run_id(text: str | None) -> bool:
         return False
 
 
-def _set_aside(run: Folder, run_id: str) -> None:
-    """Moves everything of another run id into `quarantine/<run id>/`; nothing is deleted."""
+def _set_aside(run: Folder, run_id: str, chosen_id: str) -> None:
+    """Moves everything but the chosen run's own into `quarantine/<run id>/`; nothing is deleted.
+
+    A late process of the other run may have written its `run.json` over that of the chosen one.
+    """
+    own = {path for path, told in scan_run_ids(run).items() if told == chosen_id}
     with run.ensure_child(QUARANTINE) as quarantine, quarantine.ensure_child(run_id) as aside:
         names = run.names()
         for name in names:
             is_numbered = parse_step_folder(name) is not None or parse_state_file(name) is not None
             if name == LINEAGES:
-                _set_claims_aside(run, aside)
-            elif is_numbered or name == CONTROL_DOCUMENT:
+                _set_claims_aside(run, aside, own)
+            elif (is_numbered and name not in own) or name == CONTROL_DOCUMENT:
                 run.rename(name, name, into=aside)
         run.rename(
             RUN_DOCUMENT, RUN_DOCUMENT, into=aside
@@ -358,14 +376,11 @@ def _set_aside(run: Folder, run_id: str) -> None:
     run.sync()
 
 
-def _set_claims_aside(run: Folder, aside: Folder) -> None:
-    """One by one where earlier claims of that run lie there already."""
-    try:
-        run.rename(LINEAGES, LINEAGES, into=aside)
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-        with run.child(LINEAGES) as source, aside.child(LINEAGES) as target:
-            for name in source.names():
+def _set_claims_aside(run: Folder, aside: Folder, own: Collection[str]) -> None:
+    with run.child(LINEAGES) as source, aside.ensure_child(LINEAGES) as target:
+        for name in source.names():
+            number = parse_lineage_file(name) or parse_trained_file(name)
+            if number is None or f"{LINEAGES}/{lineage_file(number)}" not in own:
                 source.rename(name, name, into=target)
-            target.sync()
+        target.sync()
+        source.sync()

@@ -7,7 +7,8 @@ flattening would change it. Rank state lies under `rank.<rank>.<name>`. Main thr
 
 import re
 from collections import OrderedDict
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -97,7 +98,8 @@ class TrainingState:
             is_same_world: False reads the rank state of all ranks, for the rule.
 
         Raises:
-            Reject: a name is missing in the checkpoint, or a tensor has another dtype.
+            Reject: a name is missing in the checkpoint, a tensor has another dtype, or an optimizer
+                has begun and cannot take what the checkpoint has.
         """
         saved = _saved_paths(metadata)
         present = {path[0] for path in saved.values()}
@@ -117,6 +119,26 @@ class TrainingState:
                 target[name] = value
         _check_dtypes(target, metadata)
         return target
+
+    def find_misfit(self, target: dict[str, Any], metadata: Any) -> str | None:
+        """A sentence on an entry that the checkpoint does not fill as it is; None if all fit.
+
+        A restore leaves it to DCP, which takes a module that has fewer entries than were saved.
+
+        Args:
+            target: what `build_target` gave.
+            metadata: DCP's, of the same step.
+        """
+        live = flatten_state_dict(target)[0]
+        for entry, value in live.items():
+            misfit = _find_misfit(value, metadata.state_dict_metadata.get(entry))
+            if misfit is not None:
+                return f"{entry}: {misfit}"
+        whole = self._modules().keys()
+        left = [entry for entry, path in _saved_paths(metadata).items() if path[0] in whole]
+        left = [entry for entry in left if entry not in live]
+        more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+        return f"{left[0]}{more}: the checkpoint has it, the program not" if left else None
 
     def apply(self, loaded: dict[str, Any], *, saved_world: int, world_size: int) -> None:
         """Puts what was read into the user's objects; generators last."""
@@ -143,8 +165,16 @@ class TrainingState:
         return _wrap(name, _get(value))
 
     def _optimizer_target(self, name: str, optimizer: Any, saved: Mapping[str, Any]) -> Any:
-        live = get_optimizer_state_dict(self._owner(), optimizer)["state"]
+        with _gradients_aside(optimizer):
+            found = get_optimizer_state_dict(self._owner(), optimizer)
+        live = found["state"]
         kept = {path[2] for path in saved.values() if path[:2] == (name, "state")}
+        held = {parameter for group in found["param_groups"] for parameter in group["params"]}
+        if (lost := sorted(kept & held - live.keys())) and _has_begun_in_part(optimizer):
+            raise Reject(
+                f"{name}.state.{lost[0]}: the checkpoint has it, and this optimizer has begun "
+                "without it; restore before its first step"
+            )
         # A parameter that had no gradient yet has no state in the checkpoint and gets none here.
         return {parameter: entry for parameter, entry in live.items() if parameter in kept}
 
@@ -200,6 +230,29 @@ def _take_optimizer(owner: Any, optimizer: Any) -> Any:
         optimizer.state.clear()
         taken["state"] = {}
     return taken
+
+
+def _parameters(optimizer: Any) -> list[Any]:
+    return [one for group in optimizer.param_groups for one in group["params"]]
+
+
+def _has_begun_in_part(optimizer: Any) -> bool:
+    """It has a state of some parameters; of others that it trains DCP makes none then."""
+    trained = [one for one in _parameters(optimizer) if one.requires_grad]
+    return bool(optimizer.state) and any(one not in optimizer.state for one in trained)
+
+
+@contextmanager
+def _gradients_aside(optimizer: Any) -> Iterator[None]:
+    """DCP takes an optimizer for one that has begun where a parameter has a gradient."""
+    held = [(one, one.grad) for one in _parameters(optimizer) if one.grad is not None]
+    for parameter, _ in held:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in held:
+            parameter.grad = gradient
 
 
 def _get(value: Any) -> Any:
@@ -268,6 +321,20 @@ def _saved_paths(metadata: Any) -> dict[str, tuple[Any, ...]]:
 def _blank(entry: Any) -> Any:
     if isinstance(entry, TensorStorageMetadata):
         return torch.empty(entry.size, dtype=entry.properties.dtype)
+    return None
+
+
+def _find_misfit(value: Any, saved: Any) -> str | None:
+    if saved is None:
+        return "the program has it, the checkpoint not"
+    if isinstance(value, torch.Tensor) != isinstance(saved, TensorStorageMetadata):
+        return "a tensor in one of checkpoint and program only"
+    if not isinstance(value, torch.Tensor):
+        return None
+    if value.is_meta:
+        return "the program has it on the meta device; give it memory first, by to_empty(device=…)"
+    if value.size() != saved.size:
+        return f"the checkpoint has shape {tuple(saved.size)}, the program {tuple(value.size())}"
     return None
 
 

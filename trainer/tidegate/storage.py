@@ -54,6 +54,9 @@ class VerifiedStream(io.RawIOBase):
 
     So what is loaded is what was sealed, whatever happens to the file meanwhile. Memory for two
     blocks; a block that is needed again later is read and checked again.
+
+    Attributes:
+        bytes_read: so far.
     """
 
     def __init__(self, fd: int, path: str, entry: FileEntry) -> None:
@@ -76,6 +79,7 @@ class VerifiedStream(io.RawIOBase):
         self._entry = entry
         self._position = 0
         self._kept: dict[int, memoryview] = {}
+        self.bytes_read = 0
 
     def readable(self) -> bool:
         """Always."""
@@ -160,6 +164,7 @@ class VerifiedStream(io.RawIOBase):
             count := os.preadv(self._fd, [memory[filled:]], begin + filled)
         ):
             filled += count
+        self.bytes_read += filled
         hasher = ContentHasher(self._entry.block_size)
         hasher.update(memory[:filled])
         return next(iter(hasher.finish().blocks), None)
@@ -170,6 +175,7 @@ class StepStorage(FileSystem):  # type: ignore[misc]  # torch is not typed here
 
     Attributes:
         entries: of the files written so far, for the seal.
+        bytes_read: of the files read so far; a block that was read twice counts twice.
     """
 
     def __init__(
@@ -190,6 +196,7 @@ class StepStorage(FileSystem):  # type: ignore[misc]  # torch is not typed here
         self._trusted = trusted
         self._declared = declared or {}
         self.entries: list[FileEntry] = []
+        self.bytes_read = 0
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
@@ -217,7 +224,9 @@ class StepStorage(FileSystem):  # type: ignore[misc]  # torch is not typed here
             raise Corrupt(f"{path}: no seal declares it")
         fd = open_trusted(self._folder, name, self._trusted)
         try:
-            yield VerifiedStream(fd, path, entry)
+            stream = VerifiedStream(fd, path, entry)
+            yield stream
+            self.bytes_read += stream.bytes_read
         finally:
             os.close(fd)
 

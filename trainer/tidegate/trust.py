@@ -1,7 +1,8 @@
 """Whose files a trainer takes: loading a checkpoint runs pickles, so no stranger's are opened.
 
 Owner and mode of the open file count, never its name or folder: nobody can exchange it between the
-look and the reading. `site` asks for `run.json`, `storage` and `reading` for what is loaded.
+look and the reading. `site` and `weights` ask for `run.json`, `storage` and `reading` for what is
+loaded.
 """
 
 import os
@@ -70,7 +71,8 @@ def open_trusted(folder: Folder, name: str, trusted: Collection[int]) -> int:
     sentence = f"{folder.path}/{name}: {distrust}"
     if found.st_uid in trusted:
         raise Reject(sentence)
-    hint = f"to trust that user as well pass Options(trusted_uids=[{found.st_uid}])"
+    uids = f"trusted_uids=[{found.st_uid}]"
+    hint = f"to trust that user as well pass Options({uids}), or {uids} to tidegate.load"
     raise StrangersFile(f"{sentence}; {hint}", found.st_uid)
 
 
@@ -91,10 +93,15 @@ class Told:
     is_vouched: bool
 
 
+def own_uids() -> frozenset[int]:
+    """Users whose files are taken anywhere: this process's, and root."""
+    return frozenset({os.getuid(), 0})
+
+
 def vouching_uids(settings: Settings) -> frozenset[int]:
     """Users whose word on who else is trusted is taken: this process's, root, the sidecar's."""
-    own = {os.getuid(), 0}
-    return frozenset(own if settings.sidecar_uid is None else own | {settings.sidecar_uid})
+    own = own_uids()
+    return own if settings.sidecar_uid is None else own | {settings.sidecar_uid}
 
 
 def without_doubted(identity: RunIdentity, vouching: Collection[int]) -> RunIdentity:
@@ -102,8 +109,12 @@ def without_doubted(identity: RunIdentity, vouching: Collection[int]) -> RunIden
     return identity if identity.uid in vouching else replace(identity, uid=os.getuid())
 
 
-def read_told(run: Folder, settings: Settings) -> Told | None:
+def read_told(run: Folder, vouching: Collection[int]) -> Told | None:
     """What a folder's `run.json` says, judged by owner and mode of the very file that was read.
+
+    Args:
+        run: the run's open folder.
+        vouching: users whose word on who else is trusted is taken.
 
     Returns:
         None where there is none.
@@ -117,7 +128,6 @@ def read_told(run: Folder, settings: Settings) -> Told | None:
         fd = run.open_file(RUN_DOCUMENT)
     except FileNotFoundError:
         return None
-    vouching = vouching_uids(settings)
     with os.fdopen(fd, "rb") as file:
         is_vouched = find_distrust(os.fstat(fd), vouching) is None
         data = file.read(max_bytes(RunIdentity) + 1)

@@ -1,5 +1,6 @@
 """One attempt on one rank: data files, this node's metadata, the seal last. Writer thread only."""
 
+import logging
 import pickle
 import queue
 from collections.abc import Callable
@@ -14,9 +15,11 @@ from torch.distributed.checkpoint.metadata import StorageMeta
 
 from tidegate.planner import NodePlanner
 from tidegate.ranks import Topology
+from tidegate.site import Site
 from tidegate.storage import StepStorage
-from tidegate_contract.errors import Reject
+from tidegate_contract.errors import Corrupt, Reject, TidegateError
 from tidegate_contract.folder import Folder
+from tidegate_contract.identity import RunIdentity
 from tidegate_contract.layout import (
     METADATA,
     METADATA_REMOTE,
@@ -26,9 +29,11 @@ from tidegate_contract.layout import (
     parse_seal_file,
     step_folder,
 )
-from tidegate_contract.publish import write_seal
+from tidegate_contract.publish import mend_identity, write_seal
+from tidegate_contract.run_documents import read_identity
 from tidegate_contract.seal import SaveReason, Scope, Seal
 
+_LOG = logging.getLogger(__name__)
 _REPLICA_PREFIX = f"{Part.REPLICA}-"
 
 
@@ -60,6 +65,8 @@ class Desk:
         run_id: UUID of the run.
         rank, topology: who writes.
         part_of: flat name of an entry → the file that it belongs into.
+        identity: what a damaged `run.json` of the node is written anew from; None on ranks that
+            leave that to their node's first one.
     """
 
     run_folder: str
@@ -67,11 +74,24 @@ class Desk:
     rank: int
     topology: Topology
     part_of: Callable[[str], Part]
+    identity: RunIdentity | None = None
 
     @property
     def world_size(self) -> int:
         """Number of ranks."""
         return sum(len(ranks) for ranks in self.topology.nodes)
+
+
+def build_desk(site: Site, part_of: Callable[[str], Part]) -> Desk:
+    """The desk of this rank."""
+    return Desk(
+        run_folder=site.local,
+        run_id=site.identity.run_id,
+        rank=site.rank,
+        topology=site.topology,
+        part_of=part_of,
+        identity=site.identity if site.is_first_of_node else None,
+    )
 
 
 class ShardWriter(FileSystemWriter):  # type: ignore[misc]  # torch is not typed here
@@ -156,7 +176,25 @@ def write_attempt(
         _write_metadata(desk, writer.storage, metadata)
         seal = _build_seal(desk, ticket, writer.storage)
         write_seal(folder, seal)
+        _mend_damaged(run, desk.identity)
         return sum(entry.size for entry in seal.files)
+
+
+def _mend_damaged(run: Folder, identity: RunIdentity | None) -> None:
+    """Writes a damaged `run.json` of the node anew; the save is as good without.
+
+    It was read at the start, and a sidecar that starts later can flush nothing without it.
+    """
+    if identity is None:
+        return
+    try:
+        try:
+            read_identity(run)
+        except Corrupt as damage:
+            mend_identity(run, identity, needs_word=False)
+            _LOG.warning("%s; it is written anew", damage, extra={"run": identity.name})
+    except (OSError, TidegateError) as error:
+        _LOG.warning("the run's identity stays as it is: %s", error)
 
 
 def _write_metadata(desk: Desk, storage: StepStorage, metadata: Any) -> None:

@@ -25,7 +25,8 @@ from tidegate_crash.stage import (
     seal,
     seal_of,
 )
-from tidegate_sidecar.removal import pin_step, trash_step
+from tidegate_sidecar.pinning import Found, pin_step
+from tidegate_sidecar.removal import trash_step
 from tidegate_sidecar.tasks import CopyRanks, Places, RemoteTier
 from tidegate_sidecar.transfer import Meter, TokenBucket
 
@@ -164,7 +165,7 @@ def pin(which: Save) -> Actor:
     def actor(place: Place, history: History) -> None:
         with Folder.open(place.remote) as run:
             wanted = Pin(run_id=RUN_ID, attempt=which.attempt, pinned_at=NOW)
-            if pin_step(run, wanted) is not None:
+            if pin_step(run, wanted) is not Found.GONE:
                 history.note(Fact.PINNED, which.attempt)
 
     return actor

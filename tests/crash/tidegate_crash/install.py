@@ -30,6 +30,7 @@ MODULES = (
     "tidegate_sidecar.folders",
     "tidegate_sidecar.lock",
     "tidegate_sidecar.observe",
+    "tidegate_sidecar.pinning",
     "tidegate_sidecar.removal",
     "tidegate_sidecar.tasks",
     "tidegate_sidecar.transfer",

@@ -7,7 +7,7 @@ says so.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
@@ -17,6 +17,7 @@ from tidegate_contract import folder, layout, publish, restore_point, scan
 from tidegate_contract.folder import Folder, NewFile
 from tidegate_contract.layout import Attempt, step_folder
 from tidegate_contract.restore_point import Copy
+from tidegate_contract.run_documents import scan_pins
 from tidegate_contract.seal import FileEntry, Manifest, Seal, build_manifest
 from tidegate_crash import flusher, restoring
 from tidegate_crash.stage import NOW
@@ -199,11 +200,26 @@ def unlink_before_rename() -> AbstractContextManager[None]:
 
 def empties_in_place() -> AbstractContextManager[None]:
     """A step of `.trash` is emptied under the name that a person may move back."""
-    return _patched((removal, "emptied_folder", step_folder), (removal, "_take_away", _never))
+
+    def in_place(run: Folder, trash: Folder, attempt: Attempt) -> None:
+        if attempt not in scan_pins(run):
+            removal._unlink(trash, step_folder(attempt), lambda: None)
+
+    return _patched((removal, "_hide", in_place))
 
 
-def _never(*_: object) -> bool:
-    return False
+def empties_what_may_go_back() -> AbstractContextManager[None]:
+    """Files are removed under the name from which a pinned step is given back."""
+
+    def judge(run: Folder, trash: Folder, attempt: Attempt, token: str) -> None:
+        hidden = layout.hidden_folder(attempt, token)
+        if attempt in scan_pins(run):
+            with suppress(FileNotFoundError):
+                trash.rename(hidden, step_folder(attempt))
+        else:
+            removal._unlink(trash, hidden, lambda: None)
+
+    return _patched((removal, "_judge", judge))
 
 
 def quarantine_moves_the_folder() -> AbstractContextManager[None]:
@@ -260,6 +276,12 @@ MUTATIONS = (
     Mutation(name="counts uncommitted", plant=retention_counts_uncommitted, scenario="half"),
     Mutation(name="unlink before rename", plant=unlink_before_rename, scenario="undo", depth=1),
     Mutation(name="empties in place", plant=empties_in_place, scenario="pins-empty", depth=1),
+    Mutation(
+        name="empties what may go back",
+        plant=empties_what_may_go_back,
+        scenario="pins-empty-twice",
+        depth=1,
+    ),
     Mutation(name="quarantines folders", plant=quarantine_moves_the_folder, scenario="flip-half"),
     Mutation(name="ignores the attempt", plant=restore_ignores_the_attempt, scenario="mixed"),
     Mutation(name="ignores the lineage", plant=order_ignores_the_lineage, scenario="rollback"),

@@ -198,6 +198,12 @@ def collecting() -> list[Scenario]:
             (flush(0), flush(1, TIDY)),
             (0, 1),
         ),
+    ]
+
+
+def pinning() -> list[Scenario]:
+    """A person pins a step that retention moves, or empties, at that moment."""
+    return [
         build_scenario(
             "pins", (committed(FOUR, SIX), sealed(SIX)), (pin(FOUR), flush(0, TIDY)), (1, 0)
         ),
@@ -205,6 +211,12 @@ def collecting() -> list[Scenario]:
             "pins-empty",
             (committed(FOUR, SIX), trashed(FOUR)),
             (pin(FOUR), flush(0, EMPTY)),
+            (1, 0),
+        ),
+        build_scenario(
+            "pins-empty-twice",
+            (committed(FOUR, SIX), trashed(FOUR)),
+            (in_turn(pin(FOUR), flush(1, EMPTY), pin(FOUR)), flush(0, EMPTY)),
             (1, 0),
         ),
     ]
@@ -324,6 +336,7 @@ def scenarios() -> list[Scenario]:
         *tidying(),
         *evicting(),
         *collecting(),
+        *pinning(),
         *restoring(),
         *damaged(),
         *replacing(),
