@@ -9,20 +9,26 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tidegate_cli.look import open_run
-from tidegate_cli.places import check_apart, check_is_local, check_remote, split_existing
+from tidegate_cli.places import check_remote, split_existing
 from tidegate_cli.terminal import err, naming, plain, say, say_json
 from tidegate_contract.errors import Corrupt, Reject
 from tidegate_contract.folder import Folder
+from tidegate_contract.tiers import check_apart, check_is_local
 from tidegate_sidecar.settings import Settings, parse_policy, split_remote
 
 if TYPE_CHECKING:
     from tidegate_sidecar.flush import Pass
 
+_TIERS = ("--local", "--remote")
+
 
 def flush(
-    local: Annotated[Path, typer.Option(metavar="DIR", help="the run's folder on this node")],
+    local: Annotated[
+        Path, typer.Option(metavar="DIR", readable=False, help="the run's folder on this node")
+    ],
     remote: Annotated[
-        Path, typer.Option(metavar="DIR", help="the run's folder on the remote tier")
+        Path,
+        typer.Option(metavar="DIR", readable=False, help="the run's folder on the remote tier"),
     ],
     is_once: Annotated[
         bool, typer.Option("--once", help="flush what is sealed now, and end; required")
@@ -50,16 +56,16 @@ def flush(
 
 
 def _check_places(local: Path, remote: Path) -> None:
-    check_apart(local, remote)
+    check_apart(local, remote, _TIERS)
     try:
         with open_run(local) as (run, identity):
-            check_is_local(run)
+            check_is_local(run, _TIERS)
             check_remote(remote, identity.name)
     except (
         Corrupt
     ):  # the flusher mends it from a remote folder that is there, and says if it cannot
         with Folder.open(local) as run:
-            check_is_local(run)
+            check_is_local(run, _TIERS)
 
 
 def _flush_once(settings: Settings) -> "Pass":

@@ -38,11 +38,16 @@ _STYLES = {
 
 def ls(
     run_folder: Annotated[
-        Path, typer.Argument(metavar="RUN_FOLDER", help="the run's folder, of either tier")
+        Path,
+        typer.Argument(
+            metavar="RUN_FOLDER", readable=False, help="the run's folder, of either tier"
+        ),
     ],
     local: Annotated[
         list[Path] | None,
-        typer.Option("--local", metavar="DIR", help="the run's folder on a node; once a node"),
+        typer.Option(
+            "--local", metavar="DIR", readable=False, help="the run's folder on a node; once a node"
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON document instead")] = False,
 ) -> None:

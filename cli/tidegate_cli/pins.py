@@ -8,17 +8,20 @@ import typer
 
 from tidegate_cli.attempts import choose_attempt, explain_lack, find_commits
 from tidegate_cli.look import RunView, look_at_run, open_run
-from tidegate_cli.terminal import say, say_json
+from tidegate_cli.terminal import naming, say, say_json
 from tidegate_contract.errors import Reject
 from tidegate_contract.identity import Pin
-from tidegate_contract.layout import Attempt
+from tidegate_contract.layout import PINS, Attempt
 from tidegate_contract.publish import remove_pin
 from tidegate_sidecar.pinning import Found, pin_step
 
 _MAX_REASON = 1000
 
 RunFolder = Annotated[
-    Path, typer.Option("--run-folder", metavar="DIR", help="the run's folder on the remote tier")
+    Path,
+    typer.Option(
+        "--run-folder", metavar="DIR", readable=False, help="the run's folder on the remote tier"
+    ),
 ]
 Step = Annotated[
     str, typer.Argument(metavar="STEP", help="the step's number, or the name of its folder")
@@ -45,7 +48,8 @@ def pin(
     with open_run(run_folder) as (run, identity):
         now = datetime.now(UTC)
         wanted = Pin(run_id=identity.run_id, attempt=attempt, reason=reason, pinned_at=now)
-        found = pin_step(run, wanted)
+        with naming(f"{run.path}/{PINS}"):
+            found = pin_step(run, wanted)
     if found is Found.GONE:
         raise Reject(
             f"step {attempt.step} was removed meanwhile; its pin holds nothing:"
@@ -59,7 +63,8 @@ def unpin(step: Step, run_folder: RunFolder, as_json: AsJson = False) -> None:
     view = look_at_run(run_folder)
     attempt = choose_attempt(step, view.pins, f"has no pin in {run_folder}")
     with open_run(run_folder) as (run, _):
-        remove_pin(run, attempt)
+        with naming(f"{run.path}/{PINS}"):
+            remove_pin(run, attempt)
     tell(view, attempt, "unpinned", Found.IN_PLACE, as_json=as_json)
 
 

@@ -62,10 +62,14 @@ class Seen:
     problems: tuple[tuple[Attempt | None, str], ...]
 
 
-_Remote = Annotated[Path, typer.Option(metavar="DIR", help="the run's folder on the remote tier")]
+_Remote = Annotated[
+    Path, typer.Option(metavar="DIR", readable=False, help="the run's folder on the remote tier")
+]
 _Locals = Annotated[
     list[Path] | None,
-    typer.Option("--local", metavar="DIR", help="the run's folder on a node; once a node"),
+    typer.Option(
+        "--local", metavar="DIR", readable=False, help="the run's folder on a node; once a node"
+    ),
 ]
 _Ranks = Annotated[
     int | None,

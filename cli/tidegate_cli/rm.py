@@ -131,13 +131,24 @@ def _remove(path: Path, attempt: Attempt, *, empties: bool) -> str | None:
         newest = check_removal(view, attempt, empties=empties)
         if not is_durable(run, newest, identity.run_id):
             raise Reject(f"step {newest.step}, the newest one, does not hold: nothing is removed")
-        trash_step(run, attempt)
-        _check_pins_again(run, attempt, identity.run_id)
+        _drop(run, attempt, identity.run_id, empties=empties)
         if not empties:
             return None
         empty_step(run, attempt)
         _check_pins_again(run, attempt, identity.run_id)
         return find_remains(run, attempt)
+
+
+def _drop(run: Folder, attempt: Attempt, run_id: str, *, empties: bool) -> None:
+    """Moves it into `.trash`, where an earlier copy of it may lie already."""
+    if empties:
+        empty_step(run, attempt)
+    trash_step(run, attempt)
+    _check_pins_again(run, attempt, run_id)
+    if is_durable(run, attempt, run_id):
+        raise Reject(
+            f"step {attempt.step} stays, as another copy of it lies in .trash: --now removes both"
+        )
 
 
 def _check_pins_again(run: Folder, attempt: Attempt, run_id: str) -> None:

@@ -13,7 +13,7 @@ import typer
 
 from tidegate_cli.foreign import Sealing, draw_attempt, list_files, seal_folder
 from tidegate_cli.look import RunView, is_known_name, lineage_of, look_at_run, open_run
-from tidegate_cli.places import check_run_path, lies_inside, split_existing
+from tidegate_cli.places import check_run_path, split_existing
 from tidegate_cli.rows import find_lineage
 from tidegate_cli.terminal import bytes_progress, naming, say, say_json, show_size, warn
 from tidegate_contract.errors import Reject
@@ -23,6 +23,7 @@ from tidegate_contract.layout import RUN_DOCUMENT, Attempt, check_run_name
 from tidegate_contract.publish import ensure_identity
 from tidegate_contract.restore_point import order_key
 from tidegate_contract.run_documents import read_identity
+from tidegate_contract.tiers import lies_inside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,14 +45,22 @@ class Sealed:
     newer: tuple[int, ...]
 
 
-_Dir = Annotated[Path, typer.Argument(metavar="DIR", help="the folder; it stays as it is")]
+_Dir = Annotated[
+    Path, typer.Argument(metavar="DIR", readable=False, help="the folder; it stays as it is")
+]
 _Run = Annotated[str, typer.Option(metavar="NAMESPACE/NAME", help="the run's name")]
 _Step = Annotated[int, typer.Option(min=0, metavar="N", help="optimizer steps done")]
-_Local = Annotated[Path, typer.Option(metavar="RUN_FOLDER", help="the run's folder on this node")]
+_Local = Annotated[
+    Path, typer.Option(metavar="RUN_FOLDER", readable=False, help="the run's folder on this node")
+]
 _Tokens = Annotated[int, typer.Option(min=0, metavar="N", help="tokens since the run began")]
 _Remote = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="the run's folder on the remote tier: takes its run.json"),
+    typer.Option(
+        metavar="DIR",
+        readable=False,
+        help="the run's folder on the remote tier: takes its run.json",
+    ),
 ]
 _Lineage = Annotated[
     int | None,

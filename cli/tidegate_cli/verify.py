@@ -96,7 +96,10 @@ class Reading:
 
 def verify(
     path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="a run's folder or one step's, of either tier")
+        Path,
+        typer.Argument(
+            metavar="PATH", readable=False, help="a run's folder or one step's, of either tier"
+        ),
     ],
     reads_all: Annotated[
         bool, typer.Option("--all", help="go on after the first damage and list everything")

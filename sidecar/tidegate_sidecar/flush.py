@@ -269,7 +269,7 @@ def describe_step(step: StepView, remote: RemoteView | None, worst: Trouble | No
     key, newest = (remote.key(step), remote.newest_key) if remote else (None, None)
     if remote and remote.newest and key and newest and key < newest:
         return f"superseded by step {remote.newest.attempt.step}"
-    if far is not None and step.ranks <= far.ranks:
+    if far is not None and step.ranks and step.ranks <= far.ranks:
         missing = sorted(set(range(step.world_size)) - far.ranks)
         return f"copied; not durable before ranks {missing} are"
     if step.problems:

@@ -320,7 +320,7 @@ class Loop:
         return True
 
     def _retain_local(self, local: LocalView, facts: Facts) -> None:
-        if is_restoring(facts.states, self._settings.pod_uid):
+        if local.is_remote or is_restoring(facts.states, self._settings.pod_uid):
             return
         copying = self._copying if self._workers.running(Lane.COPY) else None
         busy = copying.attempt if copying else None

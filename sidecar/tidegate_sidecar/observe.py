@@ -28,7 +28,7 @@ from tidegate_contract.restore_point import merge_claims
 from tidegate_contract.run_documents import read_identity, scan_claims, scan_pins
 from tidegate_contract.scan import StepRecord, scan_step
 from tidegate_contract.wire import Control, TrainerState
-from tidegate_sidecar.removal import find_half_emptied
+from tidegate_sidecar.removal import find_half_emptied, find_hidden
 from tidegate_sidecar.view import RemoteView, StepView, view_of
 
 D = TypeVar("D")
@@ -50,6 +50,7 @@ class LocalView:
         states: rank → newest document.
         control: what a sidecar last told the trainer.
         used_percent: of the file system.
+        is_remote: it holds what only a remote tier does; somebody swapped the two.
     """
 
     identity: RunIdentity | None
@@ -58,6 +59,7 @@ class LocalView:
     states: dict[int, TrainerState] = field(default_factory=dict)
     control: Control | None = None
     used_percent: float = 0.0
+    is_remote: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -194,6 +196,7 @@ def observe_local(run: Folder, scanner: StepScanner | None) -> LocalView:
         identity=identity,
         steps=tuple(step for step in steps if not step.is_in_trash),
         trash=(*_find_local_leftovers(run), *(s.attempt for s in steps if s.is_in_trash)),
+        is_remote=any(step.commit or step.announced for step in steps),
         states=_read_states(run, identity.run_id),
         control=read_control(run),
         used_percent=100.0 * (1 - disk.f_bavail / disk.f_blocks) if disk.f_blocks else 0.0,
@@ -203,7 +206,7 @@ def observe_local(run: Folder, scanner: StepScanner | None) -> LocalView:
 def _find_local_leftovers(run: Folder) -> tuple[Attempt, ...]:
     """As with its steps, what cannot be read on a node keeps nothing else up."""
     try:
-        return find_half_emptied(run)
+        return (*find_half_emptied(run), *find_hidden(run))
     except OSError:
         return ()
 
@@ -257,6 +260,7 @@ def observe_remote(
         trash_age_seconds=_trash_ages(run, [step for step in steps if step.is_in_trash]),
         pins=frozenset(pins or ()),
         half_emptied=_unless_refused(partial(find_half_emptied, run)) or (),
+        hidden=_unless_refused(partial(find_hidden, run)) or (),
     )
     refused = [name for name, read in ((LINEAGES, claims), (PINS, pins)) if read is None]
     return _hold_all(view, refused) if refused else view

@@ -11,7 +11,7 @@ from tidegate_contract.identity import Pin
 from tidegate_contract.layout import TRASH, step_folder
 from tidegate_contract.publish import write_pin
 from tidegate_contract.scan import confirm_commit
-from tidegate_sidecar.removal import is_durable, lies_in_trash, restore_step
+from tidegate_sidecar.removal import give_back_hidden, is_durable, lies_in_trash, restore_step
 
 _LOOKS = 3
 
@@ -40,6 +40,7 @@ def pin_step(run: Folder, pin: Pin) -> Found:
     for _ in range(_LOOKS):  # whoever moves it back may do so between the two looks
         if is_durable(run, pin.attempt, pin.run_id):
             return Found.BACK if is_moved else Found.IN_PLACE
+        give_back_hidden(run)
         if lies_in_trash(run, pin.attempt):
             restore_step(run, pin.attempt)
             is_moved = True

@@ -124,11 +124,32 @@ def empty_step(run: Folder, attempt: Attempt, tick: Callable[[], None] = lambda:
         OSError: it cannot be read or written.
     """
     with run.ensure_child(TRASH) as trash:
-        _hide(run, trash, attempt)
-        for token in _tokens(trash, parse_hidden_folder, attempt):
+        _give_back(trash, attempt)
+        token = _hide(run, trash, attempt)
+        if token is not None:
             _judge(run, trash, attempt, token)
         names = [removed_folder(attempt, t) for t in _tokens(trash, parse_removed_folder, attempt)]
         return any([_unlink(trash, name, tick) for name in names])
+
+
+def give_back_hidden(run: Folder) -> None:
+    """Brings steps back into `.trash` that somebody hid and did not judge, as it died.
+
+    Meanwhile more may have come to speak for them than a pin. A living caller that has just hidden
+    one finds it gone, and its step in `.trash`.
+    """
+    for attempt in find_hidden(run):
+        with run.ensure_child(TRASH) as trash:
+            _give_back(trash, attempt)
+
+
+def find_hidden(run: Folder) -> tuple[Attempt, ...]:
+    """Steps that `give_back_hidden` would bring back.
+
+    Raises:
+        OSError: `.trash` cannot be read.
+    """
+    return _find(run, parse_hidden_folder, lambda *_: True)
 
 
 def find_half_emptied(run: Folder) -> tuple[Attempt, ...]:
@@ -137,13 +158,21 @@ def find_half_emptied(run: Folder) -> tuple[Attempt, ...]:
     Raises:
         OSError: `.trash` cannot be read.
     """
+    return _find(run, parse_removed_folder, _has_more)
+
+
+def _find(
+    run: Folder,
+    parse: Callable[[str], tuple[Attempt, str] | None],
+    is_wanted: Callable[[Folder, str], bool],
+) -> tuple[Attempt, ...]:
     try:
         trash = run.child(TRASH)
     except FileNotFoundError:
         return ()
     with trash:
-        left = {name: found for name in trash.names() if (found := _parse(name)) is not None}
-        return tuple(sorted({a for name, (a, _) in left.items() if not _is_stuck(trash, name)}))
+        left = {name: found for name in trash.names() if (found := parse(name)) is not None}
+        return tuple(sorted({a for name, (a, _) in left.items() if is_wanted(trash, name)}))
 
 
 def find_remains(run: Folder, attempt: Attempt) -> str | None:
@@ -153,10 +182,6 @@ def find_remains(run: Folder, attempt: Attempt) -> str | None:
         return removed_folder(attempt, tokens[0]) if tokens else None
 
 
-def _parse(name: str) -> tuple[Attempt, str] | None:
-    return parse_hidden_folder(name) or parse_removed_folder(name)
-
-
 def _tokens(
     trash: Folder, parse: Callable[[str], tuple[Attempt, str] | None], attempt: Attempt
 ) -> list[str]:
@@ -164,44 +189,56 @@ def _tokens(
     return [token for pair in found if pair and pair[0] == attempt for token in pair[1:]]
 
 
-def _is_stuck(trash: Folder, name: str) -> bool:
-    """Nothing in it can be removed, by whoever tries again."""
-    if parse_removed_folder(name) is None:
-        return False
+def _has_more(trash: Folder, name: str) -> bool:
+    """Something in it can be removed, or the folder itself."""
     try:
         with trash.child(name) as step:
             names = step.names()
-            return bool(names) and COMMIT not in names and not _removable(step)
+            return not names or COMMIT in names or bool(_removable(step))
     except OSError as error:
         if error.errno not in ENTRY_ERRORS | {errno.ENOENT}:
             raise
-        return True
+        return False
 
 
-def _hide(run: Folder, trash: Folder, attempt: Attempt) -> None:
-    name = step_folder(attempt)
+def _give_back(trash: Folder, attempt: Attempt) -> None:
+    for token in _tokens(trash, parse_hidden_folder, attempt):
+        _rename(trash, hidden_folder(attempt, token), step_folder(attempt))
+
+
+def _hide(run: Folder, trash: Folder, attempt: Attempt) -> str | None:
+    """Takes a step's name away; gives the token of its hidden one."""
+    name, token = step_folder(attempt), secrets.token_hex(8)
     try:
         with trash.child(name) as step:
             _has_commit(step), _removable(step)  # raises what keeps it where it is
-        if attempt not in scan_pins(run):
-            trash.rename(name, hidden_folder(attempt, secrets.token_hex(8)))
     except FileNotFoundError:
-        return
+        return None
+    is_hidden = attempt not in scan_pins(run) and _rename(
+        trash, name, hidden_folder(attempt, token)
+    )
+    return token if is_hidden else None
 
 
 def _judge(run: Folder, trash: Folder, attempt: Attempt, token: str) -> None:
     """Of two callers that judge at once, one's rename finds the folder gone."""
-    hidden = hidden_folder(attempt, token)
     is_pinned = attempt in scan_pins(run)
+    name = step_folder(attempt) if is_pinned else removed_folder(attempt, token)
+    _rename(trash, hidden_folder(attempt, token), name)
+
+
+def _rename(trash: Folder, name: str, other: str) -> bool:
+    """False if it is gone, or the other name is taken."""
     try:
-        trash.rename(hidden, step_folder(attempt) if is_pinned else removed_folder(attempt, token))
+        trash.rename(name, other)
     except FileNotFoundError:
-        return
+        return False
     except OSError as error:
         if error.errno not in _OCCUPIED:
             raise
-        return
+        return False
     trash.sync()
+    return True
 
 
 def _unlink(trash: Folder, name: str, tick: Callable[[], None]) -> bool:

@@ -32,6 +32,7 @@ class RemotePlan:
         restore: steps in `.trash` that are moved back: a commit newer than every commit outside,
             pinned ones, and what training goes on from.
         empty: steps in `.trash` whose files are removed.
+        gives_back: what a crash left hidden in `.trash` goes back there first, to be judged anew.
         is_gradual: it ends with the first step of `empty` that anything was removed from.
     """
 
@@ -39,12 +40,13 @@ class RemotePlan:
     trash: tuple[Attempt, ...] = ()
     restore: tuple[Attempt, ...] = ()
     empty: tuple[Attempt, ...] = ()
+    gives_back: bool = False
     is_gradual: bool = False
 
     @property
     def is_needed(self) -> bool:
         """Anything is to be done."""
-        return bool(self.trash or self.restore or self.empty)
+        return bool(self.trash or self.restore or self.empty or self.gives_back)
 
 
 def is_restoring(states: Mapping[int, TrainerState], pod_uid: str) -> bool:
@@ -78,15 +80,21 @@ def decide_remote_retention(remote: RemoteView, keep: int) -> RemotePlan:
     restore = tuple(s.attempt for s in trashed if s.attempt in held and s.attempt not in taken)
     newest = remote.newest_key
     if newest is None or remote.newest is None:
-        return RemotePlan(confirm=None, restore=restore)
+        return RemotePlan(confirm=None, restore=restore, gives_back=bool(remote.hidden))
     if remote.lost is not None:
-        return RemotePlan(confirm=remote.newest.attempt, restore=restore, empty=remote.half_emptied)
+        return RemotePlan(
+            confirm=remote.newest.attempt,
+            restore=restore,
+            empty=remote.half_emptied,
+            gives_back=bool(remote.hidden),
+        )
     commits = _newest_first(remote, (step for step in outside if step.commit))
     kept = {step.attempt for step in commits[: max(1, keep)]} | {remote.newest.attempt} | wanted
     occupied = {step.attempt for step in trashed}  # a slow flusher made such a folder again
     return RemotePlan(
         confirm=remote.newest.attempt,
         restore=restore,
+        gives_back=bool(remote.hidden),
         trash=tuple(
             step.attempt
             for step in outside

@@ -24,7 +24,13 @@ from tidegate_contract.scan import scan_step
 from tidegate_contract.seal import FileEntry, Seal
 from tidegate_sidecar.faults import Fault, RemoteDamaged, SourceError
 from tidegate_sidecar.observe import StepScanner, observe_remote
-from tidegate_sidecar.removal import empty_step, is_durable, restore_step, trash_step
+from tidegate_sidecar.removal import (
+    empty_step,
+    give_back_hidden,
+    is_durable,
+    restore_step,
+    trash_step,
+)
 from tidegate_sidecar.retention import RemotePlan
 from tidegate_sidecar.transfer import Meter, announce_ranks, copy_ranks
 from tidegate_sidecar.view import RemoteView, StepView
@@ -192,6 +198,8 @@ class RemoteTier:
         """
         refused: list[OSError] = []
         do = partial(self._do, refused, tick)
+        if plan.gives_back:
+            give_back_hidden(self._remote)
         is_any = any([do(restore_step, attempt) for attempt in plan.restore])
         if plan.confirm is not None and self.confirm(plan.confirm):
             is_any |= any([do(self._trash, attempt) for attempt in plan.trash])

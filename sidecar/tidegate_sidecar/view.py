@@ -88,6 +88,7 @@ class RemoteView:
         trash_age_seconds: how long each step of `.trash` has lain there, by that tier's clock.
         pins: attempts that a person wants kept.
         half_emptied: attempts whose removal a crash left half done.
+        hidden: attempts that a crash left hidden before it was judged whether they go.
         held: why nothing is removed at all; empty where nothing holds it.
     """
 
@@ -97,6 +98,7 @@ class RemoteView:
     trash_age_seconds: Mapping[Attempt, float] = field(default_factory=dict)
     pins: frozenset[Attempt] = frozenset()
     half_emptied: tuple[Attempt, ...] = ()
+    hidden: tuple[Attempt, ...] = ()
     held: str = ""
 
     def find(self, attempt: Attempt) -> StepView | None:

@@ -71,6 +71,7 @@ PIPES = {"close", "dup", "read", "write"}
 """Calls that modules outside the flush path make on descriptors that are no files."""
 PATH_CALLS = {"exists", "iterdir", "is_dir", "is_file", "mkdir", "read_text", "write_text"}
 NO_TIER = {
+    "tidegate_contract.tiers": "compares the roots of two tiers",
     "tidegate_sidecar.__main__": "waits for a mount",
     "tidegate_sidecar.agent": "reads /proc",
     "tidegate_sidecar.memory": "reads the container's limit",

@@ -13,7 +13,7 @@ import pytest
 import torch
 from rank_files import LoneRank, alone_in, remote_root, save_alone
 
-from tidegate import saves
+from tidegate import safe_load, saves
 from tidegate.planner import NodePlanner
 from tidegate.ranks import Topology
 from tidegate.rng import put_rng, take_rng
@@ -83,7 +83,7 @@ def is_refused(value: Any) -> bool:
 def test_c015_entry_is_named_exactly_if_the_safe_loader_refuses_it(name):
     entries = {"box": {"value": (VALUES[name],)}, "other": (1, 2)}
     found = find_unsafe(entries)
-    assert list(found) == (["box.value"] if is_refused((VALUES[name],)) else [])
+    assert list(found.refused) == (["box.value"] if is_refused((VALUES[name],)) else [])
 
 
 def test_c015_types_are_named_once_with_their_entries(caplog):
@@ -97,7 +97,7 @@ def test_c015_types_are_named_once_with_their_entries(caplog):
     assert "state.e09 " in text
     assert "state.e10 " not in text
     assert "and 5 more;" in text
-    assert find_unsafe({"state": entries})["state.bad"] == "cannot be pickled: not me"
+    assert find_unsafe({"state": entries}).refused["state.bad"] == "cannot be pickled: not me"
 
 
 def test_c015_nothing_is_said_of_plain_state_and_of_the_generators(caplog):
@@ -106,10 +106,53 @@ def test_c015_nothing_is_said_of_plain_state_and_of_the_generators(caplog):
 
 
 def test_look_stops_after_so_many_objects_and_touches_no_data(monkeypatch):
-    assert "a" in find_unsafe({"a": [*range(50), Color.RED]})
-    assert not find_unsafe({"a": [*range(50), Color.RED], "b": Color.RED}, most_objects=40)
+    assert "a" in find_unsafe({"a": [*range(50), Color.RED]}).refused
+    found = find_unsafe({"a": [*range(50), Color.RED], "b": Color.RED}, most_of_entry=40)
+    assert list(found.refused) == ["b"], "an entry has a bound of its own"
+    assert found.unfinished == ("a",)
     monkeypatch.setattr(torch.Tensor, "__reduce_ex__", lambda *_: sys.exit("touched"))
-    assert not find_unsafe({"a": (torch.ones(2), {1: torch.ones(2)}), "b": torch.ones(2)})
+    plain = find_unsafe({"a": (torch.ones(2), {1: torch.ones(2)}), "b": torch.ones(2)})
+    assert not plain.refused
+    assert not plain.unfinished
+
+
+def test_look_at_all_entries_has_a_bound_too():
+    found = find_unsafe({"a": [*range(50)], "b": [*range(50)], "c": Color.RED}, most_in_all=70)
+    assert not found.refused
+    assert found.unfinished == ("b", "c")
+
+
+def test_entry_that_is_not_looked_at_to_its_end_is_named_in_the_warning(monkeypatch, caplog):
+    monkeypatch.setattr(safe_load, "_MOST_OF_ENTRY", 40)
+    warn_of_unsafe({"history": [(i,) for i in range(50)], "args": argparse.Namespace()})
+    (text,) = [record.getMessage() for record in caplog.records]
+    assert "would refuse args (argparse.Namespace)" in text
+    assert "not known of history" in text
+
+
+class Panic(BaseException):
+    """What a library in another language may raise."""
+
+
+class Panicking:
+    def __reduce__(self) -> Any:
+        raise Panic("unwrapped nothing")
+
+
+def test_report_lets_nothing_out_that_pickling_raises(caplog):
+    warn_of_unsafe({"tok": (Panicking(),), "args": argparse.Namespace()})
+    (text,) = [record.getMessage() for record in caplog.records]
+    assert "tok (cannot be pickled: unwrapped nothing), args (" in text
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_report_lets_out_what_ends_the_program(monkeypatch, kind):
+    def end(_: Any) -> Any:
+        raise kind
+
+    monkeypatch.setattr(Panicking, "__reduce__", end)
+    with pytest.raises(kind):
+        warn_of_unsafe({"tok": (Panicking(),)})
 
 
 def test_generators_saved_by_an_earlier_version_go_on_where_they_were():

@@ -9,7 +9,16 @@ from typing import Any, NoReturn
 import pytest
 
 from tidegate_contract.folder import Folder
-from tidegate_contract.layout import CONTROL_DOCUMENT, QUARANTINE, state_file, step_folder
+from tidegate_contract.layout import (
+    CONTROL_DOCUMENT,
+    QUARANTINE,
+    seal_file,
+    state_file,
+    step_folder,
+)
+from tidegate_contract.publish import announce
+from tidegate_contract.run_documents import read_document
+from tidegate_contract.seal import Seal
 from tidegate_contract.wire import Policy
 from tidegate_sidecar import control, loop
 from tidegate_sidecar.local_writes import LocalWrites
@@ -140,3 +149,19 @@ def test_single_pass_tells_a_step_whose_seals_cannot_be_read(
     assert "seal-0.json" in line
     assert "step 10: durable" in done.lines
     assert done.is_whole is want
+
+
+def test_folder_that_only_a_remote_tier_can_be_is_not_tidied_as_a_nodes(
+    a_run: Build, a_sealed_step: Build, a_loop: Build, beat_until: Build
+) -> None:
+    # local and remote are swapped: what retention would remove are the durable copies
+    run = a_run()
+    flusher = a_loop(run, policy=Policy(local_keep=1))
+    steps = [a_sealed_step(run.locals[0], step) for step in (10, 20)]
+    with Folder.open(run.locals[0] / step_folder(steps[0])) as step:
+        announce(step, read_document(step, Seal, seal_file(0)))
+    a_sealed_step(run.locals[0], 30)
+    beat_until(flusher, lambda: 30 in run.durable())
+    for _ in range(3):
+        flusher.beat()
+    assert all((run.locals[0] / step_folder(step)).is_dir() for step in steps)

@@ -1,6 +1,8 @@
 import os
+import shutil
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,7 @@ from tidegate_contract.run_documents import read_identity
 from tidegate_sidecar.observe import StepScanner
 from tidegate_sidecar.pinning import Found, pin_step
 from tidegate_sidecar.removal import empty_step, restore_step, trash_step
-from tidegate_sidecar.retention import RemotePlan, decide_remote_retention
+from tidegate_sidecar.retention import TRASH_GRACE_SECONDS, RemotePlan, decide_remote_retention
 from tidegate_sidecar.tasks import CopyRanks, Places, RemoteTier, open_remote
 from tidegate_sidecar.transfer import Meter, TokenBucket
 from tidegate_sidecar.view import RemoteView
@@ -338,19 +340,45 @@ def test_pin_while_its_step_is_emptied_holds_or_is_refused(
 
 
 @pytest.mark.parametrize("is_pinned", [True, False])
-def test_step_that_a_crash_left_hidden_comes_back_if_it_is_pinned(
-    two_commits: Any, is_pinned: bool
-) -> None:
+def test_step_that_a_crash_left_hidden_is_judged_anew(two_commits: Any, is_pinned: bool) -> None:
     run, older, _ = two_commits
     trash = run.remote / TRASH
     trash.mkdir()
     (run.remote / step_folder(older)).rename(trash / hidden_folder(older, "0" * 16))
     tier = RemoteTier(places_of(run))
-    assert tier.look(lambda: None).half_emptied == (older,)
+    assert tier.look(lambda: None).hidden == (older,)
     with Folder.open(run.remote) as folder:
         if is_pinned:
             write_pin(folder, Pin(run_id=RUN_ID, attempt=older, pinned_at=datetime.now(UTC)))
-    plan = decide_remote_retention(tier.look(lambda: None), 1)
-    tier.retain(plan, lambda: None)
-    want = [step_folder(older)] if is_pinned else []
-    assert [path.name for path in trash.iterdir()] == want
+    tier.retain(decide_remote_retention(tier.look(lambda: None), 1), lambda: None)
+    assert [path.name for path in trash.iterdir()] == [step_folder(older)]
+    view = tier.look(lambda: None)
+    old = replace(view, trash_age_seconds={older: TRASH_GRACE_SECONDS})
+    tier.retain(decide_remote_retention(old, 1), lambda: None)
+    assert list(trash.iterdir()) == []
+    assert run.durable() == ([10, 20] if is_pinned else [20])
+
+
+def test_hidden_step_comes_back_though_there_is_no_commit_left(two_commits: Any) -> None:
+    # the newest commit was lost after the older one was hidden: that one is the last
+    run, older, newest = two_commits
+    with Folder.open(run.remote) as folder:
+        trash_step(folder, older)
+        trash = run.remote / TRASH
+        (trash / step_folder(older)).rename(trash / hidden_folder(older, "0" * 16))
+    shutil.rmtree(run.remote / step_folder(newest))
+    tier = RemoteTier(places_of(run))
+    for _ in range(2):
+        tier.retain(decide_remote_retention(tier.look(lambda: None), 1), lambda: None)
+    assert run.durable() == [10]
+
+
+def test_hidden_step_is_found_by_whoever_pins_it(two_commits: Any) -> None:
+    run, older, _ = two_commits
+    with Folder.open(run.remote) as folder:
+        trash_step(folder, older)
+        trash = run.remote / TRASH
+        (trash / step_folder(older)).rename(trash / hidden_folder(older, "0" * 16))
+        pin = Pin(run_id=RUN_ID, attempt=older, pinned_at=datetime.now(UTC))
+        assert pin_step(folder, pin) is Found.BACK
+    assert run.durable() == [10, 20]

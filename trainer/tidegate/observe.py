@@ -154,7 +154,9 @@ def on_remote(
 def poll_commit(site: Site, attempt: Attempt) -> bool:
     """Waits, up to the policy's time, for the commit of an announced step; commits it if it can."""
     run_id = site.identity.run_id
-    until = time.monotonic() + site.settings.policy.wait_for_flush_seconds
+    limit = site.settings.policy.wait_for_flush_seconds
+    until = time.monotonic() + limit
+    _LOG.warning("waiting up to %.0f s until step %d is durable", limit, attempt.step)
     while True:
         try:
             if on_remote(site, "committing on", lambda run: _commit(run, attempt, run_id)):

@@ -10,13 +10,16 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+import torch
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.tensor import DTensor
 
 from tidegate.storage import StepStorage
 from tidegate.trust import open_trusted
 from tidegate_contract.digest import ContentHasher
-from tidegate_contract.errors import Corrupt, DamagedFile
+from tidegate_contract.errors import Corrupt, DamagedFile, Reject
 from tidegate_contract.folder import Folder
 from tidegate_contract.layout import METADATA, Attempt
 from tidegate_contract.restore_point import Source
@@ -90,6 +93,41 @@ def _read_metadata(folder: Folder, entry: FileEntry, trusted: Collection[int]) -
     return pickle.loads(data)
 
 
+def find_tied(target: dict[str, Any]) -> list[tuple[str, str, torch.Tensor]]:
+    """Pairs of flat names that are one tensor, and that tensor; the first name is the pair's first.
+
+    Args:
+        target: entries to fill.
+    """
+    names: dict[Any, str] = {}
+    found = []
+    for name, value in flatten_state_dict(target)[0].items():
+        local = value.to_local() if isinstance(value, DTensor) else value
+        # Other kinds of tensors may have no storage of their own.
+        if type(local) not in (torch.Tensor, torch.nn.Parameter):
+            continue
+        start = local.untyped_storage().data_ptr()
+        place = (local.device, start, local.storage_offset(), local.dtype, local.stride())
+        # Without any memory, empty or on the meta device, all start at 0.
+        first = names.setdefault((*place, local.size(), value.size()), name) if start else name
+        if first != name:
+            found.append((first, name, value))
+    return found
+
+
+def _like(live: torch.Tensor) -> torch.Tensor:
+    """Empty, of the same shape; in host memory where no device mesh says another place."""
+    if isinstance(live, DTensor):
+        return torch.empty_like(live)
+    return torch.empty(live.size(), dtype=live.dtype)
+
+
+def _bits(value: torch.Tensor) -> torch.Tensor:
+    """NaN is equal to NaN then."""
+    local = value.to_local() if isinstance(value, DTensor) else value
+    return local.flatten().view(torch.uint8)
+
+
 class StepReader(FileSystemReader):  # type: ignore[misc]  # torch is not typed here
     """DCP's reader on an open step folder."""
 
@@ -116,6 +154,7 @@ class Load:
         """
         self._copy = copy
         self._trusted = trusted
+        self._tied = find_tied(target)
         self._planner = DefaultLoadPlanner()
         self._planner.set_up_planner(target, copy.metadata, False)
         plan = self._planner.finish_plan(self._planner.create_local_plan())
@@ -137,7 +176,7 @@ class Load:
 
         Raises:
             DamagedFile: names the file.
-            Reject: a stranger owns a file or may write it.
+            Reject: a stranger owns a file or may write it, or two entries differ that are one here.
             OSError: a file cannot be read.
         """
         self.check_owners()
@@ -146,6 +185,28 @@ class Load:
                 verify_file(self._copy.folder, self._copy.entries[name])
             except Corrupt as error:
                 raise DamagedFile(str(error), self._copy.entries[name]) from error
+        self.check_tied()
+
+    def check_tied(self) -> int:
+        """Compares entries that are one tensor here, in memory of their own; writes nothing live.
+
+        Returns:
+            Bytes read.
+
+        Raises:
+            Reject: two of them differ, so that one of them would be lost.
+            DamagedFile, OSError, RuntimeError: as of `read`.
+        """
+        size = 0
+        for first, second, live in self._tied:
+            pair = {first: _like(live), second: _like(live)}
+            size += Load(self._copy, pair, self._trusted).read()
+            if not torch.equal(_bits(pair[first]), _bits(pair[second])):
+                raise Reject(
+                    f"{second} and {first} are one tensor in the program and two in the "
+                    "checkpoint, which differ; untie them, or load a checkpoint of tied ones"
+                )
+        return size
 
     def check_owners(self) -> None:
         """Looks whether all needed files may be unpickled; reads none.

@@ -198,7 +198,6 @@ class Restore:
         if point.pending is None:
             return point
         pending = point.pending
-        _LOG.info("waiting for a flush", extra={"step": pending.step})
         self._ranks.attempt(lambda: poll_commit(self._site, pending) if self._is_lead else None)
         return self._observe()
 
@@ -213,11 +212,11 @@ class Restore:
                 self._claim(candidate.attempt)  # before the work: a try that dies in it counts
             if not self._vote(candidate, lambda: self._verify(loaded, is_same_world)):
                 return None
-            # A named step is the newest one from its claim on: only a sound one may become that.
-            claim = self._claim(candidate.attempt)
             self._is_written = True
             if not self._vote(candidate, lambda: self._load(loaded, candidate), is_whole=True):
                 return None
+            # A named step is the newest from its claim on: only one that was loaded becomes that.
+            claim = self._claim(candidate.attempt)
         finally:
             if loaded.copy is not None:
                 loaded.copy.folder.close()

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+_BYTES = "array_bytes"
+
 
 def take_rng() -> dict[str, Any]:
     """States of Python's, NumPy's (if it was imported) and torch's generators.
@@ -19,10 +21,8 @@ def take_rng() -> dict[str, Any]:
     if "numpy" in sys.modules:
         import numpy as np
 
-        state = np.random.get_state(legacy=False)  # the global one is what loops use
-        # A safe loader refuses arrays, not tensors.
-        key = torch.from_numpy(state["state"]["key"].astype(np.int64))
-        taken["numpy"] = {**state, "state": {**state["state"], "key": key}}
+        # The global one is what loops use.
+        taken["numpy"] = _without_arrays(np.random.get_state(legacy=False), np)
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         taken["cuda"] = torch.cuda.get_rng_state()
     return taken
@@ -36,14 +36,28 @@ def put_rng(taken: dict[str, Any]) -> None:
     if "numpy" in taken:
         import numpy as np
 
-        np.random.set_state(_as_arrays(taken["numpy"]))
+        np.random.set_state(_with_arrays(taken["numpy"], np))
     if "cuda" in taken and torch.cuda.is_available():
         torch.cuda.set_rng_state(taken["cuda"])
 
 
-def _as_arrays(state: Any) -> Any:
-    """NumPy's own form; saves of earlier versions hold it."""
+def _without_arrays(state: Any, np: Any) -> Any:
+    """Arrays as tensors of their bytes: a safe loader refuses arrays, and torch some dtypes."""
+    if isinstance(state, dict):
+        return {key: _without_arrays(value, np) for key, value in state.items()}
+    if not isinstance(state, np.ndarray) or state.dtype.hasobject:
+        return state
+    data = torch.from_numpy(state.reshape(-1).view(np.uint8).copy())
+    return {_BYTES: data, "dtype": state.dtype.str, "shape": state.shape}
+
+
+def _with_arrays(state: Any, np: Any, kind: Any = None) -> Any:
+    """NumPy's own form again; saves of earlier versions hold it, or a key as whole numbers."""
+    if isinstance(state, torch.Tensor):
+        return state.numpy().astype(np.uint32 if kind == "MT19937" else np.uint64)
     if not isinstance(state, dict):
         return state
-    key = state["state"]["key"].numpy().astype("uint32")
-    return {**state, "state": {**state["state"], "key": key}}
+    if _BYTES in state:
+        return state[_BYTES].numpy().copy().view(state["dtype"]).reshape(state["shape"])
+    kind = state.get("bit_generator", kind)
+    return {key: _with_arrays(value, np, kind) for key, value in state.items()}

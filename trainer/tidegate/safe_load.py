@@ -9,18 +9,34 @@ import logging
 import pickle
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 _LOG = logging.getLogger(__name__)
-_MOST_OBJECTS = 100_000
-"""Looked at in all; tens of milliseconds."""
+_MOST_OF_ENTRY = 100_000
+"""Objects of one entry that are looked at; tens of milliseconds."""
+_MOST_IN_ALL = 500_000
+"""Of all entries; some tenths of a second, once."""
 _LONG = 1 << 12
 _PLAIN = (int, float, bool, str, type(None))
 _MOST_NAMED = 10
 _BULK = (torch.UntypedStorage, torch.TypedStorage)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What is known of a snapshot's entries, by their flat names.
+
+    Attributes:
+        refused: name → its types that are not on torch's safe list, or why it cannot be pickled.
+        unfinished: not looked at to their end.
+    """
+
+    refused: dict[str, str]
+    unfinished: tuple[str, ...]
 
 
 class _Enough(Exception):
@@ -58,33 +74,47 @@ class _Look(pickle.Pickler):
         return NotImplemented
 
 
-def find_unsafe(entries: dict[str, Any], most_objects: int = _MOST_OBJECTS) -> dict[str, str]:
+def find_unsafe(
+    entries: dict[str, Any],
+    most_of_entry: int | None = None,
+    most_in_all: int = _MOST_IN_ALL,
+) -> Found:
     """The entries that a safe loader would refuse.
 
     Args:
         entries: the snapshot; data of tensors is not touched.
-        most_objects: pickled objects that are looked at, in all.
-
-    Returns:
-        Flat name → its types that are not on torch's safe list, or why it cannot be pickled.
+        most_of_entry: pickled objects of one entry that are looked at; None means 100,000.
+        most_in_all: of all entries.
     """
-    found: dict[str, str] = {}
+    refused: dict[str, str] = {}
+    unfinished: list[str] = []
     asked: dict[Any, str] = {}
+    most = _MOST_OF_ENTRY if most_of_entry is None else most_of_entry
     for name, value in _objects(entries, ""):
-        look = _Look(most_objects)
-        try:
-            look.dump(value)
-        except _Enough:
-            pass
-        except Exception as error:  # noqa: BLE001  # objects of the user's program are pickled here
-            found[name] = f"cannot be pickled: {error}"
-            continue
-        finally:
-            most_objects = max(look.left, 0)
-        refused = {_ask(one, asked) for one in look.named} - {""}
-        if refused:
-            found[name] = ", ".join(sorted(refused))
-    return found
+        allowed = min(most, most_in_all)
+        look = _Look(allowed)
+        why = _dump(look, value)
+        most_in_all -= allowed - max(look.left, 0)
+        if look.left < 0:
+            unfinished.append(name)
+        if not why:
+            why = ", ".join(sorted({_ask(one, asked) for one in look.named} - {""}))
+        if why:
+            refused[name] = why
+    return Found(refused=refused, unfinished=tuple(unfinished))
+
+
+def _dump(look: _Look, value: Any) -> str:
+    """Pickles as far as is allowed; says why it cannot be pickled, nothing if it can."""
+    try:
+        look.dump(value)
+    except _Enough:
+        pass
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # noqa: BLE001  # other languages' panics are no Exception
+        return f"cannot be pickled: {error}"
+    return ""
 
 
 def _objects(entries: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -110,16 +140,27 @@ def warn_of_unsafe(entries: dict[str, Any]) -> None:
     """Logs one warning if a safe loader would refuse something; never raises."""
     try:
         found = find_unsafe(entries)
-    except Exception as error:  # noqa: BLE001  # a word to the user never ends training
-        _LOG.warning("not known whether a safe loader reads all entries: %r", error)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # noqa: BLE001  # a word to the user never ends training
+        _LOG.warning("not known whether a safe loader reads all entries: %s", type(error).__name__)
         return
-    if not found:
-        return
-    told = [f"{name} ({why})" for name, why in list(found.items())[:_MOST_NAMED]]
-    if len(found) > _MOST_NAMED:
-        told.append(f"and {len(found) - _MOST_NAMED} more")
-    _LOG.warning(
-        "a safe loader (torch.load with weights_only=True) would refuse %s; keep plain values "
-        "instead, or allow these types there by torch.serialization.add_safe_globals",
-        ", ".join(told),
-    )
+    sentences = []
+    if found.refused:
+        refused = _list([f"{name} ({why})" for name, why in found.refused.items()])
+        sentences.append(
+            f"a safe loader (torch.load with weights_only=True) would refuse {refused}; keep plain "
+            "values instead, or allow these types there by torch.serialization.add_safe_globals"
+        )
+    if found.unfinished:
+        sentences.append(
+            "whether a safe loader refuses more is not known of "
+            f"{_list(found.unfinished)}: too many objects, not looked at to the end"
+        )
+    if sentences:
+        _LOG.warning("%s", "; ".join(sentences))
+
+
+def _list(names: Sequence[str]) -> str:
+    more = [f"and {len(names) - _MOST_NAMED} more"] if len(names) > _MOST_NAMED else []
+    return ", ".join([*names[:_MOST_NAMED], *more])

@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from tidegate.apart import check_tiers
 from tidegate.deadline import run_within
 from tidegate.ranks import Ranks, Topology, build_topology
 from tidegate.settings import Place, Settings
@@ -39,6 +40,7 @@ from tidegate_contract.publish import (
 )
 from tidegate_contract.run_documents import read_identity
 from tidegate_contract.scan import scan_run_ids
+from tidegate_contract.tiers import check_is_local
 
 _LOG = logging.getLogger(__name__)
 _ROOT_ID_BYTES = 256
@@ -163,6 +165,7 @@ def open_site(settings: Settings, ranks: Ranks) -> Site:
         Retry: a tier cannot be used, or the remote one does not hold a run that a node knows.
         Corrupt: an identity document is damaged, and no sound copy of it may take its place.
     """
+    ranks.attempt(lambda: check_tiers(settings) if ranks.rank == 0 else None)
     if settings.local.parts:
         os.makedirs(settings.local.root, exist_ok=True)
     nodes = ranks.attempt(lambda: _observe_local(settings))
@@ -184,6 +187,7 @@ def open_site(settings: Settings, ranks: Ranks) -> Site:
 
 def _observe_local(settings: Settings) -> _Node:
     with open_place(settings.local) as run:
+        check_is_local(run)
         root_id = _root_id(run)
         try:
             return _Node(root_id=root_id, told=read_told(run, vouching_uids(settings)))

@@ -5,9 +5,10 @@ models are saved under their plain names. Anything else is kept exactly as it wa
 flattening would change it. Rank state lies under `rank.<rank>.<name>`. Main thread only.
 """
 
+import logging
 import re
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
+    _get_fqns,
     get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
@@ -28,9 +30,11 @@ from tidegate.settings import WorldChange
 from tidegate_contract.errors import Reject
 from tidegate_contract.layout import Part
 
+_LOG = logging.getLogger(__name__)
 RANK_KEY = "rank"
 RNG_KEY = "rng"
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
+_MOST_NAMED = 10
 
 
 class TrainingState:
@@ -59,6 +63,7 @@ class TrainingState:
         self._rank = rank
         self._keeps_rng = keeps_rng
         self._on_world_change = on_world_change
+        self._frozen: list[str] = []
         for name in [*state, *self._rank_state]:
             _check_name(name)
         if keeps_rng and RNG_KEY in self._rank_state:
@@ -99,8 +104,9 @@ class TrainingState:
 
         Raises:
             Reject: a name is missing in the checkpoint, a tensor has another dtype, or an optimizer
-                has begun and cannot take what the checkpoint has.
+                cannot take what the checkpoint has.
         """
+        self._frozen = []
         saved = _saved_paths(metadata)
         present = {path[0] for path in saved.values()}
         missing = sorted(set(self._state) - present)
@@ -142,6 +148,14 @@ class TrainingState:
 
     def apply(self, loaded: dict[str, Any], *, saved_world: int, world_size: int) -> None:
         """Puts what was read into the user's objects; generators last."""
+        if self._frozen:
+            more = len(self._frozen) - _MOST_NAMED
+            _LOG.warning(
+                "the checkpoint has an optimizer's state of parameters that are frozen now, and it "
+                "was left out: %s%s; to keep it, thaw them before the restore",
+                ", ".join(self._frozen[:_MOST_NAMED]),
+                f" and {more} more" if more > 0 else "",
+            )
         for name, value in list(self._state.items()):
             self._put(name, value, loaded[name])
         self._apply_rank_state(loaded.get(RANK_KEY, {}), saved_world, world_size)
@@ -165,18 +179,28 @@ class TrainingState:
         return _wrap(name, _get(value))
 
     def _optimizer_target(self, name: str, optimizer: Any, saved: Mapping[str, Any]) -> Any:
+        has_begun = bool(optimizer.state)
         with _gradients_aside(optimizer):
             found = get_optimizer_state_dict(self._owner(), optimizer)
         live = found["state"]
-        kept = {path[2] for path in saved.values() if path[:2] == (name, "state")}
         held = {parameter for group in found["param_groups"] for parameter in group["params"]}
-        if (lost := sorted(kept & held - live.keys())) and _has_begun_in_part(optimizer):
+        kept = {path for path in saved.values() if path[:2] == (name, "state")}
+        lost = _find_lost((path for path in kept if path[2] in held), live)
+        frozen = lost.keys() & _frozen_names(self._owner()) if lost else set()
+        self._frozen += sorted(frozen)
+        if refused := sorted(lost.keys() - frozen):
+            why = (
+                "has begun without it; restore before its first step (one that makes part of its "
+                "state when it is built must make all of it)"
+                if has_begun
+                else "keeps none; build it with the options it was saved with"
+            )
             raise Reject(
-                f"{name}.state.{lost[0]}: the checkpoint has it, and this optimizer has begun "
-                "without it; restore before its first step"
+                f"{name}.state.{lost[refused[0]]}: the checkpoint has it, and this optimizer {why}"
             )
         # A parameter that had no gradient yet has no state in the checkpoint and gets none here.
-        return {parameter: entry for parameter, entry in live.items() if parameter in kept}
+        parameters = {path[2] for path in kept}
+        return {parameter: entry for parameter, entry in live.items() if parameter in parameters}
 
     def _is_rebuilt(self, path: tuple[Any, ...], *, is_same_world: bool) -> bool:
         """True for entries whose shape the checkpoint tells, not the live object."""
@@ -236,10 +260,22 @@ def _parameters(optimizer: Any) -> list[Any]:
     return [one for group in optimizer.param_groups for one in group["params"]]
 
 
-def _has_begun_in_part(optimizer: Any) -> bool:
-    """It has a state of some parameters; of others that it trains DCP makes none then."""
-    trained = [one for one in _parameters(optimizer) if one.requires_grad]
-    return bool(optimizer.state) and any(one not in optimizer.state for one in trained)
+def _frozen_names(owner: Any) -> set[str]:
+    """Plain names of the parameters that are not trained now."""
+    found = (name for name, one in owner.named_parameters() if not one.requires_grad)
+    return {plain for name in found for plain in _get_fqns(owner, name)}
+
+
+def _find_lost(kept: Iterable[tuple[Any, ...]], live: Mapping[str, Any]) -> dict[str, str]:
+    """Parameter → the first entry of it in a checkpoint that has no place in the live state."""
+    paths = flatten_state_dict(live)[1].values()
+    there = {path[:end] for path in paths for end in range(1, len(path) + 1)}
+    lost: dict[str, str] = {}
+    for path in sorted((path[2:] for path in kept), key=str):
+        if path not in there:
+            shown = path if path[0] in live else path[:1]
+            lost.setdefault(path[0], ".".join(map(str, shown)))
+    return lost
 
 
 @contextmanager

@@ -279,7 +279,7 @@ def _read_copy(
     load = Load(copy, target, trusted)
     load.check_owners()
     try:
-        return target, load.read()
+        return target, load.check_tied() + load.read()
     except Corrupt as error:
         raise Corrupt(f"{error}; nothing else is loaded in its place: name another step") from error
 

@@ -19,7 +19,10 @@ from tidegate_crash.process import NotSimulated, Process, World
 
 _CONSTANTS = ("O_", "POSIX_FADV_", "LOCK_", "SEEK_")
 _PURE = frozenset(
-    {"UUID", "PathLike", "fsdecode", "fspath", "getegid", "geteuid", "getgid", "getuid", "path"}
+    {
+        *("UUID", "PathLike", "fsdecode", "fspath", "path", "strerror"),
+        *("getegid", "geteuid", "getgid", "getuid"),
+    }
 )
 
 

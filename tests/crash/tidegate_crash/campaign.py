@@ -44,7 +44,10 @@ def explore_all(efforts: Iterable[Effort], workers: int) -> Iterator[Counts]:
     start = multiprocessing.get_context("spawn")
     same_hashes = mock.patch.dict(os.environ, PYTHONHASHSEED="0")  # so that ids can be compared
     with same_hashes, ProcessPoolExecutor(workers, mp_context=start) as pool:
-        yield from pool.map(explore_one, efforts)
+        try:
+            yield from pool.map(explore_one, efforts)
+        finally:
+            pool.shutdown(cancel_futures=True)  # the caller may have seen enough
 
 
 def totals(found: Iterable[Counts]) -> dict[str, int]:
