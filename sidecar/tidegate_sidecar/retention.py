@@ -7,7 +7,7 @@ the lead alone.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from tidegate_contract.layout import LINEAGES, Attempt, lineage_file
@@ -77,38 +77,25 @@ def decide_remote_retention(remote: RemoteView, keep: int) -> RemotePlan:
     wanted = remote.pins | {remote.base}
     held = {step.attempt for step in trashed if step.attempt in wanted} | _newest_trashed(remote)
     taken = {step.attempt for step in outside}
-    restore = tuple(s.attempt for s in trashed if s.attempt in held and s.attempt not in taken)
-    newest = remote.newest_key
-    if newest is None or remote.newest is None:
-        return RemotePlan(confirm=None, restore=restore, gives_back=bool(remote.hidden))
-    if remote.lost is not None:
-        return RemotePlan(
-            confirm=remote.newest.attempt,
-            restore=restore,
-            empty=remote.half_emptied,
-            gives_back=bool(remote.hidden),
-        )
-    commits = _newest_first(remote, (step for step in outside if step.commit))
-    kept = {step.attempt for step in commits[: max(1, keep)]} | {remote.newest.attempt} | wanted
-    occupied = {step.attempt for step in trashed}  # a slow flusher made such a folder again
-    return RemotePlan(
-        confirm=remote.newest.attempt,
-        restore=restore,
+    plan = RemotePlan(
+        confirm=remote.newest.attempt if remote.newest else None,
+        restore=tuple(s.attempt for s in trashed if s.attempt in held and s.attempt not in taken),
         gives_back=bool(remote.hidden),
-        trash=tuple(
-            step.attempt
-            for step in outside
-            if step.attempt not in kept | occupied and _is_newer(newest, remote.key(step))
-        ),
-        empty=(
-            *remote.half_emptied,
-            *(
-                step.attempt
-                for step in trashed
-                if step.attempt not in held
-                and remote.trash_age_seconds.get(step.attempt, 0.0) >= TRASH_GRACE_SECONDS
-            ),
-        ),
+    )
+    if plan.confirm is None:
+        return plan
+    if remote.lost is not None:
+        return replace(plan, empty=remote.half_emptied)
+    commits = _newest_first(remote, (step for step in outside if step.commit))
+    kept = {step.attempt for step in commits[: max(1, keep)]} | {plan.confirm} | wanted
+    kept |= {step.attempt for step in trashed}  # a slow flusher made such a folder again
+    superseded = (s for s in outside if _is_newer(remote.newest_key, remote.key(s)))
+    ages = remote.trash_age_seconds
+    over = (s.attempt for s in trashed if ages.get(s.attempt, 0.0) >= TRASH_GRACE_SECONDS)
+    return replace(
+        plan,
+        trash=tuple(step.attempt for step in superseded if step.attempt not in kept),
+        empty=(*remote.half_emptied, *(attempt for attempt in over if attempt not in held)),
     )
 
 
