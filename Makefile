@@ -49,11 +49,11 @@ requirements: ## resolve requirements/*.txt anew (hashed, no index addresses)
 
 .PHONY: test-fast
 test-fast: env ## every test that needs no cluster, on two workers
-	@$(PYTEST) -q -n 2 --dist loadfile -m "not (ground or disk or long)" tests
+	@$(PYTEST) -q -n 2 --dist loadfile -m "not (ground or disk or long or torch_ranks)" tests
 
 .PHONY: test-long
 test-long: env ## enumerations, kills, power cuts, real ranks; no cluster, but root and loop devices
-	@$(PYTEST) -q -n 2 --dist loadfile --durations=10 -m "(disk or long) and not ground" tests
+	@$(PYTEST) -q -n 2 --dist loadfile --durations=10 -m "(disk or long or torch_ranks) and not ground" tests
 
 .PHONY: test
 test: check ground-prepare test-fast test-long images ## everything, on a real cluster
