@@ -61,9 +61,8 @@ def _check_places(local: Path, remote: Path) -> None:
         with open_run(local) as (run, identity):
             check_is_local(run, _TIERS)
             check_remote(remote, identity.name)
-    except (
-        Corrupt
-    ):  # the flusher mends it from a remote folder that is there, and says if it cannot
+    except Corrupt:
+        # the flusher mends it from a remote folder that is there, and says if it cannot
         with Folder.open(local) as run:
             check_is_local(run, _TIERS)
 

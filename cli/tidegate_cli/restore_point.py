@@ -15,7 +15,7 @@ from tidegate_cli.terminal import naming, say, say_json, sentence_of, show_count
 from tidegate_contract.errors import Corrupt, Reject, TidegateError
 from tidegate_contract.folder import Folder
 from tidegate_contract.identity import LineageClaim
-from tidegate_contract.layout import LINEAGES, Attempt, lineage_file, step_folder
+from tidegate_contract.layout import LINEAGES, Attempt, step_folder
 from tidegate_contract.restore_point import (
     Candidate,
     Copy,
@@ -24,7 +24,7 @@ from tidegate_contract.restore_point import (
     World,
     copy_of,
     decide_restore_point,
-    find_lost,
+    explain_doubt,
     merge_claims,
     order_key,
 )
@@ -285,13 +285,8 @@ def _name(attempt: Attempt, point: RestorePoint) -> str:
 
 def _general(seen: Seen, world: World, point: RestorePoint) -> list[str]:
     told = [problem for attempt, problem in seen.problems if attempt is None]
-    best = point.candidates[0] if point.candidates else None
-    key = order_key(best.attempt, best.lineage, seen.claims) if best else None
-    lost = find_lost(seen.claims, key[0] if key else None)
-    if lost is None or world.step is not None:
-        return told
-    name = f"{LINEAGES}/{lineage_file(lost.number)}"
-    return [*told, f"{name} is damaged: if a person went back to another step there, it is unknown"]
+    doubt = explain_doubt(seen.claims, next(iter(point.candidates), None))
+    return told if doubt is None or world.step is not None else [*told, doubt]
 
 
 def _print_candidate(seen: Seen, world: World, point: RestorePoint) -> None:

@@ -71,8 +71,8 @@ class Trained:
     """`lineages/<n>.trained.json`: the restore of that lineage came back to training.
 
     Written by rank 0 after the first step that follows a restore. A claim without it is a try that
-    failed, or has not ended. It repeats what the claim says, so that it
-    survives one damaged document.
+    failed, or has not ended. It repeats what the claim says, so that this survives one damaged
+    document.
 
     Attributes:
         run_id: UUID of the run.

@@ -12,7 +12,7 @@ from enum import StrEnum
 from itertools import chain
 
 from tidegate_contract.identity import LineageClaim
-from tidegate_contract.layout import TRASH, Attempt
+from tidegate_contract.layout import LINEAGES, TRASH, Attempt, lineage_file
 from tidegate_contract.scan import StepRecord
 from tidegate_contract.tries import count_failed_tries
 
@@ -191,6 +191,21 @@ def find_lost(claims: Sequence[LineageClaim], newest_lineage: int | None) -> Lin
         c for c in claims if c.is_lost and (newest_lineage is None or c.number > newest_lineage)
     ]
     return max(lost, key=lambda claim: claim.number, default=None)
+
+
+def explain_doubt(claims: Sequence[LineageClaim], chosen: Candidate | None) -> str | None:
+    """A sentence if a person may have gone back to another step than the chosen one; else None.
+
+    Args:
+        claims: all lineage claims.
+        chosen: what a restore takes; None where it takes nothing.
+    """
+    newest = order_key(chosen.attempt, chosen.lineage, claims)[0] if chosen is not None else None
+    lost = find_lost(claims, newest)
+    if lost is None:
+        return None
+    name = f"{LINEAGES}/{lineage_file(lost.number)}"
+    return f"{name} is damaged: if a person went back to another step there, it is unknown"
 
 
 def merge_claims(*places: Iterable[LineageClaim]) -> tuple[LineageClaim, ...]:

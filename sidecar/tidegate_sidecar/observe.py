@@ -28,7 +28,7 @@ from tidegate_contract.restore_point import merge_claims
 from tidegate_contract.run_documents import read_identity, scan_claims, scan_pins
 from tidegate_contract.scan import StepRecord, scan_step
 from tidegate_contract.wire import Control, TrainerState
-from tidegate_sidecar.removal import find_half_emptied, find_hidden
+from tidegate_sidecar.removal import Leftovers, find_leftovers
 from tidegate_sidecar.view import RemoteView, StepView, view_of
 
 D = TypeVar("D")
@@ -195,7 +195,7 @@ def observe_local(run: Folder, scanner: StepScanner | None) -> LocalView:
     return LocalView(
         identity=identity,
         steps=tuple(step for step in steps if not step.is_in_trash),
-        trash=(*_find_local_leftovers(run), *(s.attempt for s in steps if s.is_in_trash)),
+        trash=(*_find_unfinished(run), *(s.attempt for s in steps if s.is_in_trash)),
         is_remote=any(step.commit or step.announced for step in steps),
         states=_read_states(run, identity.run_id),
         control=read_control(run),
@@ -203,12 +203,13 @@ def observe_local(run: Folder, scanner: StepScanner | None) -> LocalView:
     )
 
 
-def _find_local_leftovers(run: Folder) -> tuple[Attempt, ...]:
+def _find_unfinished(run: Folder) -> tuple[Attempt, ...]:
     """As with its steps, what cannot be read on a node keeps nothing else up."""
     try:
-        return (*find_half_emptied(run), *find_hidden(run))
+        left = find_leftovers(run)
     except OSError:
         return ()
+    return (*left.half_emptied, *left.hidden)
 
 
 def _read_states(run: Folder, run_id: str) -> dict[int, TrainerState]:
@@ -254,13 +255,14 @@ def observe_remote(
     steps = tuple(scanner.scan(tick))
     claims = _unless_refused(partial(scan_claims, run, run_id))
     pins = _unless_refused(partial(scan_pins, run))
+    left = _unless_refused(partial(find_leftovers, run)) or Leftovers()
     view = RemoteView(
         steps=steps,
         claims=merge_claims(claims or (), _scan_near_claims(near, run_id)),
         trash_age_seconds=_trash_ages(run, [step for step in steps if step.is_in_trash]),
         pins=frozenset(pins or ()),
-        half_emptied=_unless_refused(partial(find_half_emptied, run)) or (),
-        hidden=_unless_refused(partial(find_hidden, run)) or (),
+        half_emptied=left.half_emptied,
+        hidden=left.hidden,
     )
     refused = [name for name, read in ((LINEAGES, claims), (PINS, pins)) if read is None]
     return _hold_all(view, refused) if refused else view

@@ -10,6 +10,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from tidegate_contract.errors import Corrupt, Reject
 from tidegate_contract.folder import ENTRY_ERRORS, Folder
@@ -132,47 +133,52 @@ def empty_step(run: Folder, attempt: Attempt, tick: Callable[[], None] = lambda:
         return any([_unlink(trash, name, tick) for name in names])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leftovers:
+    """What removals that were cut off left in `.trash`.
+
+    Attributes:
+        hidden: steps that `give_back_hidden` would bring back.
+        half_emptied: steps whose removal can be finished.
+    """
+
+    hidden: tuple[Attempt, ...] = ()
+    half_emptied: tuple[Attempt, ...] = ()
+
+
+def find_leftovers(run: Folder) -> Leftovers:
+    """Both kinds, by one look.
+
+    Raises:
+        OSError: `.trash` cannot be read.
+    """
+    try:
+        trash = run.child(TRASH)
+    except FileNotFoundError:
+        return Leftovers()
+    with trash:
+        names = trash.names()
+        hidden = {found[0] for name in names if (found := parse_hidden_folder(name))}
+        begun = {name: found[0] for name in names if (found := parse_removed_folder(name))}
+        half = {attempt for name, attempt in begun.items() if _has_more(trash, name)}
+    return Leftovers(hidden=tuple(sorted(hidden)), half_emptied=tuple(sorted(half)))
+
+
 def give_back_hidden(run: Folder) -> None:
     """Brings steps back into `.trash` that somebody hid and did not judge, as it died.
 
     Meanwhile more may have come to speak for them than a pin. A living caller that has just hidden
     one finds it gone, and its step in `.trash`.
     """
-    for attempt in find_hidden(run):
-        with run.ensure_child(TRASH) as trash:
-            _give_back(trash, attempt)
-
-
-def find_hidden(run: Folder) -> tuple[Attempt, ...]:
-    """Steps that `give_back_hidden` would bring back.
-
-    Raises:
-        OSError: `.trash` cannot be read.
-    """
-    return _find(run, parse_hidden_folder, lambda *_: True)
-
-
-def find_half_emptied(run: Folder) -> tuple[Attempt, ...]:
-    """Steps whose removal a crash left half done, and can be finished.
-
-    Raises:
-        OSError: `.trash` cannot be read.
-    """
-    return _find(run, parse_removed_folder, _has_more)
-
-
-def _find(
-    run: Folder,
-    parse: Callable[[str], tuple[Attempt, str] | None],
-    is_wanted: Callable[[Folder, str], bool],
-) -> tuple[Attempt, ...]:
     try:
         trash = run.child(TRASH)
     except FileNotFoundError:
-        return ()
+        return
     with trash:
-        left = {name: found for name in trash.names() if (found := parse(name)) is not None}
-        return tuple(sorted({a for name, (a, _) in left.items() if is_wanted(trash, name)}))
+        for name in trash.names():
+            found = parse_hidden_folder(name)
+            if found is not None:
+                _rename(trash, name, step_folder(found[0]))
 
 
 def find_remains(run: Folder, attempt: Attempt) -> str | None:

@@ -12,13 +12,20 @@ from tidegate.settings import Arguments, Options, Settings, resolve_settings
 from tidegate.site import Site
 from tidegate.state import TrainingState
 from tidegate.writer import Ticket, build_desk, write_attempt
+from tidegate_contract.digest import ContentHasher
 from tidegate_contract.document import decode
 from tidegate_contract.folder import Folder
-from tidegate_contract.layout import Attempt, parse_step_folder, state_file, step_folder
+from tidegate_contract.layout import (
+    METADATA_REMOTE,
+    Attempt,
+    parse_step_folder,
+    state_file,
+    step_folder,
+)
 from tidegate_contract.publish import announce, commit_step, ensure_identity, write_seal
 from tidegate_contract.run_documents import read_identity
 from tidegate_contract.scan import StepRecord, scan_step, scan_steps
-from tidegate_contract.seal import SaveReason, Seal
+from tidegate_contract.seal import SaveReason, Seal, file_entry
 from tidegate_contract.wire import Policy, TrainerState
 
 RUN = "tests/lm"
@@ -104,6 +111,31 @@ def remote_root(tmp_path: Path) -> Path:
     root = tmp_path / "pfs"
     root.mkdir()
     return root
+
+
+def write_step(site: Site, root: Path, attempt: Attempt, lineage: int = 1) -> None:
+    """All receipts of a step of one rank, and no COMMIT; the first look at that tier commits it."""
+    data = b"metadata"
+    hasher = ContentHasher(1 << 12)
+    hasher.update(data)
+    seal = Seal(
+        run_id=site.identity.run_id,
+        lineage=lineage,
+        attempt=attempt,
+        tokens=50,
+        rank=0,
+        world_size=1,
+        sealed_at=datetime(2026, 1, 1, tzinfo=UTC),
+        reason=SaveReason.CADENCE,
+        torch_version="2.15.0",
+        files=(file_entry(METADATA_REMOTE, hasher.finish()),),
+    )
+    with Folder.open(run_folder(root)) as run, run.ensure_child(step_folder(attempt)) as step:
+        announce(step, seal)
+        with step.new_file(METADATA_REMOTE) as file:
+            file.write(data)
+            file.publish(len(data))
+        write_seal(step, seal)
 
 
 def commit_newest(locals_: list[Path], remote: Path) -> Path:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from rank_files import LoneRank, alone_in, run_folder
+from rank_files import LoneRank, alone_in, run_folder, write_step
 
 from tidegate.observe import (
     build_world,
@@ -19,50 +19,22 @@ from tidegate.observe import (
 from tidegate.ranks import Topology
 from tidegate.restore import Restore
 from tidegate.site import Site, open_site
-from tidegate_contract.digest import ContentHasher
 from tidegate_contract.folder import Folder
 from tidegate_contract.identity import LineageClaim
 from tidegate_contract.layout import (
     LINEAGES,
-    METADATA_REMOTE,
     Attempt,
     lineage_file,
     step_folder,
     trained_file,
 )
-from tidegate_contract.publish import announce, claim_lineage, ensure_identity, write_seal
+from tidegate_contract.publish import claim_lineage, ensure_identity
 from tidegate_contract.restore_point import Copy, World, decide_restore_point, find_failed_tries
 from tidegate_contract.run_documents import scan_claims
-from tidegate_contract.seal import SaveReason, Seal, file_entry
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 FIVE, SEVEN = (Attempt(step=step, nonce=f"{step:016x}") for step in (5, 7))
 RANKS = (0, 1)
-
-
-def write_step(site: Site, root: Path, attempt: Attempt, lineage: int = 1) -> None:
-    """All receipts of a step of one rank; the first look at the remote tier commits it."""
-    data = b"metadata"
-    hasher = ContentHasher(1 << 12)
-    hasher.update(data)
-    seal = Seal(
-        run_id=site.identity.run_id,
-        lineage=lineage,
-        attempt=attempt,
-        tokens=50,
-        rank=0,
-        world_size=1,
-        sealed_at=NOW,
-        reason=SaveReason.CADENCE,
-        torch_version="2.15.0",
-        files=(file_entry(METADATA_REMOTE, hasher.finish()),),
-    )
-    with Folder.open(run_folder(root)) as run, run.ensure_child(step_folder(attempt)) as step:
-        announce(step, seal)
-        with step.new_file(METADATA_REMOTE) as file:
-            file.write(data)
-            file.publish(len(data))
-        write_seal(step, seal)
 
 
 def a_site(tmp_path: Path, **policy: object) -> Site:

@@ -7,21 +7,18 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
-from rank_files import LoneRank, alone_in, run_folder
+from rank_files import LoneRank, alone_in, run_folder, write_step
 
 from tidegate import observe
 from tidegate.observe import build_world, claim_next, note_trained_behind, observe_tiers
 from tidegate.restore import Restore
 from tidegate.site import Site, open_site
-from tidegate_contract.digest import ContentHasher
 from tidegate_contract.errors import Reject, Retry
 from tidegate_contract.folder import Folder
 from tidegate_contract.identity import LineageClaim
-from tidegate_contract.layout import METADATA_REMOTE, Attempt, step_folder
-from tidegate_contract.publish import announce, write_seal
+from tidegate_contract.layout import Attempt, step_folder
 from tidegate_contract.restore_point import World
 from tidegate_contract.run_documents import scan_claims, scan_trained
-from tidegate_contract.seal import SaveReason, Seal, file_entry
 
 FIVE = Attempt(step=5, nonce="0000000000000005")
 A_CLAIM = LineageClaim(run_id="r", number=2, claimed_at=datetime(2026, 1, 1, tzinfo=UTC))
@@ -32,35 +29,9 @@ def a_site(tmp_path, **policy) -> Site:
     return open_site(alone_in(tmp_path, **policy), LoneRank())
 
 
-def a_delivered_step(site: Site, root) -> None:
-    """All receipts of a step, and no COMMIT."""
-    data = b"metadata"
-    hasher = ContentHasher(1 << 12)
-    hasher.update(data)
-    entry = file_entry(METADATA_REMOTE, hasher.finish())
-    seal = Seal(
-        run_id=site.identity.run_id,
-        lineage=1,
-        attempt=FIVE,
-        tokens=50,
-        rank=0,
-        world_size=1,
-        sealed_at=datetime(2026, 1, 1, tzinfo=UTC),
-        reason=SaveReason.CADENCE,
-        torch_version="2.15.0",
-        files=(entry,),
-    )
-    with Folder.open(run_folder(root)) as run, run.ensure_child(step_folder(FIVE)) as step:
-        announce(step, seal)
-        with step.new_file(METADATA_REMOTE) as file:
-            file.write(data)
-            file.publish(len(data))
-        write_seal(step, seal)
-
-
 def test_run_that_lost_its_identity_is_not_begun_anew_over_its_steps(tmp_path) -> None:
     site = a_site(tmp_path)
-    a_delivered_step(site, tmp_path / "pfs")
+    write_step(site, tmp_path / "pfs", FIVE)
     (run_folder(tmp_path / "pfs") / "run.json").unlink()
     shutil.rmtree(run_folder(site.settings.local.root))
     with pytest.raises(Reject, match=r"run\.json is missing, but steps lie beside it"):
@@ -82,7 +53,7 @@ def test_c135_empty_tiers_are_a_fresh_start(tmp_path, may_start_fresh):
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EIO, errno.ESTALE])
 def test_c135_step_folders_that_cannot_be_opened_are_no_fresh_start(tmp_path, monkeypatch, code):
     site = a_site(tmp_path)
-    a_delivered_step(site, tmp_path / "pfs")
+    write_step(site, tmp_path / "pfs", FIVE)
     opened = Folder.child
 
     def child(folder: Folder, name: str) -> Folder:
@@ -98,7 +69,7 @@ def test_c135_step_folders_that_cannot_be_opened_are_no_fresh_start(tmp_path, mo
 @pytest.mark.parametrize("tier", ["node", "pfs"])
 def test_c135_only_step_whose_seals_are_damaged_is_no_fresh_start(tmp_path, tier):
     site = a_site(tmp_path)
-    a_delivered_step(site, tmp_path / tier)
+    write_step(site, tmp_path / tier, FIVE)
     for path in (run_folder(tmp_path / tier) / step_folder(FIVE)).glob("*.json"):
         path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(Reject, match=r"1 checkpoints exist .*step 5: .*seal-0|announced-0"):
@@ -126,14 +97,14 @@ def test_c135_remote_tier_that_hangs_is_no_fresh_start(
 
 def test_step_that_only_lacks_its_commit_is_committed_before_the_choice(tmp_path):
     site = a_site(tmp_path)
-    a_delivered_step(site, tmp_path / "pfs")
+    write_step(site, tmp_path / "pfs", FIVE)
     (copy,) = observe_tiers(site).remote
     assert copy.is_committed
 
 
 def test_word_of_a_restore_that_trained_lies_beside_its_claim_and_clears_its_tries(tmp_path):
     site = a_site(tmp_path)
-    a_delivered_step(site, tmp_path / "pfs")
+    write_step(site, tmp_path / "pfs", FIVE)
     made = [claim_next(site, world_of(site), FIVE) for _ in range(3)]
     note_trained_behind(site, made[1], is_remote=True).join()
 
@@ -150,7 +121,7 @@ def test_word_of_a_restore_that_trained_lies_beside_its_claim_and_clears_its_tri
 
 def test_claim_for_a_step_that_a_person_named_says_so(tmp_path):
     site = a_site(tmp_path)
-    a_delivered_step(site, tmp_path / "pfs")
+    write_step(site, tmp_path / "pfs", FIVE)
     claim_next(site, world_of(site, step=5), FIVE)
     (claim,) = observe_tiers(site).remote_claims
     assert claim.explicit

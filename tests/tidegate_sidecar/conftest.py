@@ -42,6 +42,7 @@ from tidegate_sidecar.flush import Pass, flush_once
 from tidegate_sidecar.health import Health
 from tidegate_sidecar.loop import Beat, Loop
 from tidegate_sidecar.settings import Settings
+from tidegate_sidecar.tasks import Places, RemoteTier
 from tidegate_sidecar.view import CommitView, RemoteView, StepView
 
 RUN_ID = "6f2f4a63-5f3c-4b3e-9d28-0a4a6e8a8f11"
@@ -168,6 +169,20 @@ class Run:
             "policy": Policy(),
         }
         return Settings(**(fields | changes))
+
+    def places(self, **changes: Any) -> Places:
+        """Where a child of the first node's flusher works."""
+        fields: dict[str, Any] = {
+            "local": str(self.locals[0]),
+            "remote_root": str(self.remote),
+            "remote": ".",
+            "identity": IDENTITY,
+        }
+        return Places(**(fields | changes))
+
+    def tier(self) -> RemoteTier:
+        """Both folders as a child of the first node's flusher has opened them."""
+        return RemoteTier(self.places())
 
     def flush_once(self, node: int = 0, **changes: Any) -> Pass:
         return flush_once(self.settings(node, **changes))

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from tidegate_contract.run_documents import read_identity
 from tidegate_contract.wire import Policy
 from tidegate_sidecar.observe import StepScanner, observe_local, observe_remote
 from tidegate_sidecar.retention import decide_remote_retention, explain_wait
-from tidegate_sidecar.tasks import CopyRanks, Places, RemoteTier
+from tidegate_sidecar.tasks import CopyRanks, RemoteTier
 from tidegate_sidecar.transfer import Meter, TokenBucket
 
 Build = Callable[..., Any]
@@ -54,6 +55,18 @@ def refuse(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
         monkeypatch.setattr(Folder, "open_file", open_file)
 
     return install
+
+
+def fail_folder(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    """Opening this folder inside the one above it fails as a sick disk does."""
+    child = Folder.child
+
+    def refuse(folder: Folder, asked: str) -> Folder:
+        if f"{folder.path}/{asked}" == str(path):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), asked)
+        return child(folder, asked)
+
+    monkeypatch.setattr(Folder, "child", refuse)
 
 
 @pytest.mark.parametrize("number", NUMBERS, ids=errno.errorcode.get)
@@ -110,14 +123,7 @@ def test_nothing_remote_is_tidied_while_pins_or_lineages_cannot_be_read(
     a_run: Build, a_sealed_step: Build, a_loop: Build, beat_until: Build, name: str
 ) -> None:
     run = a_run()
-    far = RemoteTier(
-        Places(
-            local=str(run.locals[0]),
-            remote_root=str(run.remote),
-            remote=".",
-            identity=identity_of(run),
-        )
-    )
+    far = run.tier()
     meter = Meter(TokenBucket(None), threading.Event(), lambda _: None)
     for attempt in [a_sealed_step(run.locals[0], step, size=100) for step in (10, 20)]:
         ranks = frozenset({0, 1})
@@ -143,14 +149,7 @@ def test_remote_tier_that_fails_is_not_taken_for_one_without_pins_and_lineages(
 ) -> None:
     run = a_run()
     (run.remote / name).mkdir()
-    child = Folder.child
-
-    def refuse(folder: Folder, asked: str) -> Folder:
-        if asked == name:
-            raise OSError(errno.EIO, os.strerror(errno.EIO), asked)
-        return child(folder, asked)
-
-    monkeypatch.setattr(Folder, "child", refuse)
+    fail_folder(monkeypatch, run.remote / name)
     run_id = identity_of(run).run_id
     with Folder.open(run.remote) as folder:
         scanner = StepScanner(folder, run_id, trusts_times=False)
@@ -164,14 +163,7 @@ def test_local_trash_that_cannot_be_read_does_not_stop_the_flush(
     run = a_run()
     a_sealed_step(run.locals[0], 10)
     (run.locals[0] / TRASH).mkdir()
-    child = Folder.child
-
-    def refuse(folder: Folder, asked: str) -> Folder:
-        if asked == TRASH and folder.path == str(run.locals[0]):
-            raise OSError(errno.EIO, os.strerror(errno.EIO), asked)
-        return child(folder, asked)
-
-    monkeypatch.setattr(Folder, "child", refuse)
+    fail_folder(monkeypatch, run.locals[0] / TRASH)
     assert run.flush_once().is_whole
     assert run.durable() == [10]
 
@@ -179,9 +171,7 @@ def test_local_trash_that_cannot_be_read_does_not_stop_the_flush(
 def test_look_that_is_refused_leaves_no_descriptor_open(a_run: Build) -> None:
     run = a_run()
     other = replace(identity_of(run), run_id="0c0a5f0e-0000-4000-8000-000000000000")
-    places = Places(
-        local=str(run.locals[0]), remote_root=str(run.remote), remote=".", identity=other
-    )
+    places = run.places(identity=other)
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         with pytest.raises(Reject):

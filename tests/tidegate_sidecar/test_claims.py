@@ -16,7 +16,6 @@ from tidegate_contract.folder import ENTRY_ERRORS, Folder
 from tidegate_contract.identity import UNTOLD, LineageClaim, Trained
 from tidegate_contract.layout import LINEAGES, TRASH, Attempt, lineage_file, step_folder
 from tidegate_contract.publish import claim_lineage, note_trained
-from tidegate_contract.run_documents import read_identity
 from tidegate_contract.wire import Policy
 from tidegate_sidecar.decide import Facts
 from tidegate_sidecar.report import Speaker, build_report
@@ -25,7 +24,7 @@ from tidegate_sidecar.retention import (
     decide_local_retention,
     decide_remote_retention,
 )
-from tidegate_sidecar.tasks import CopyRanks, Places, RemoteTier
+from tidegate_sidecar.tasks import CopyRanks
 from tidegate_sidecar.transfer import Meter, TokenBucket
 from tidegate_sidecar.view import RemoteView, StepView
 
@@ -44,21 +43,12 @@ def a_lost_claim(number: int) -> LineageClaim:
     return a_claim(number, claimed_at=UNTOLD)
 
 
-def a_tier(run: Any) -> RemoteTier:
-    with Folder.open(run.locals[0]) as folder:
-        identity = read_identity(folder)
-    assert identity is not None
-    return RemoteTier(
-        Places(local=str(run.locals[0]), remote_root=str(run.remote), remote=".", identity=identity)
-    )
-
-
 @pytest.fixture
 def rolled_back(a_run: Build, a_sealed_step: Build) -> tuple[Any, LineageClaim]:
     """A run with durable steps 10 and 20, and the claim of a person who went back to 10."""
     run = a_run()
     attempts = [a_sealed_step(run.locals[0], step, size=100) for step in (10, 20)]
-    tier = a_tier(run)
+    tier = run.tier()
     for attempt in attempts:
         task = CopyRanks(
             attempt=attempt, ranks=frozenset({0, 1}), bytes_per_second=None, files_at_once=2
@@ -77,7 +67,7 @@ def damage(run: Any) -> None:
 
 
 def look(run: Any) -> RemoteView:
-    return a_tier(run).look(lambda: None)
+    return run.tier().look(lambda: None)
 
 
 def steps_of(attempts: tuple[Attempt, ...]) -> list[int]:

@@ -19,7 +19,7 @@ from tidegate_contract.run_documents import read_identity
 from tidegate_sidecar import flush as flusher
 from tidegate_sidecar.flush import Ending, flush
 from tidegate_sidecar.health import Health
-from tidegate_sidecar.tasks import Places, open_remote
+from tidegate_sidecar.tasks import open_remote
 
 Build = Callable[..., Any]
 OTHER_ID = "0c0a5f0e-0000-4000-8000-000000000000"
@@ -74,12 +74,7 @@ def test_damaged_remote_identity_is_mended_while_the_flusher_runs(
 def test_two_flushers_that_mend_the_remote_identity_at_once_agree(a_run: Build) -> None:
     run = a_run()
     damaged = flip_bit(run.remote)
-    places = Places(
-        local=str(run.locals[0]),
-        remote_root=str(run.remote),
-        remote=".",
-        identity=identity_of(run.locals[0]),
-    )
+    places = run.places()
     threads = [threading.Thread(target=lambda: open_remote(places).close()) for _ in range(4)]
     for thread in threads:
         thread.start()

@@ -25,7 +25,7 @@ from tidegate_sidecar import transfer
 from tidegate_sidecar.faults import SourceError
 from tidegate_sidecar.removal import empty_step, trash_step
 from tidegate_sidecar.retention import decide_remote_retention
-from tidegate_sidecar.tasks import CopyRanks, Places, RemoteTier
+from tidegate_sidecar.tasks import CopyRanks
 from tidegate_sidecar.transfer import Meter, TokenBucket, announce_ranks
 
 Build = Callable[..., Any]
@@ -66,10 +66,7 @@ def test_commit_with_damaged_plain_metadata_sets_it_aside(
 ) -> None:
     run = a_run()
     attempt = a_sealed_step(run.locals[0], 10)
-    identity = identity_of(run.locals[0])
-    tier = RemoteTier(
-        Places(local=str(run.locals[0]), remote_root=str(run.remote), remote=".", identity=identity)
-    )
+    tier = run.tier()
     task = CopyRanks(
         attempt=attempt, ranks=frozenset({0, 1}), bytes_per_second=None, files_at_once=1
     )
@@ -123,10 +120,7 @@ def test_local_file_is_set_aside_only_if_it_reads_damaged_again(
 ) -> None:
     run = a_run()
     attempt = a_sealed_step(run.locals[0], 10)
-    identity = identity_of(run.locals[0])
-    tier = RemoteTier(
-        Places(local=str(run.locals[0]), remote_root=str(run.remote), remote=".", identity=identity)
-    )
+    tier = run.tier()
     name = "weights-0.distcp"
     path = run.locals[0] / step_folder(attempt) / name
     if is_once:

@@ -31,7 +31,7 @@ from tidegate_sidecar.observe import StepScanner
 from tidegate_sidecar.pinning import Found, pin_step
 from tidegate_sidecar.removal import empty_step, restore_step, trash_step
 from tidegate_sidecar.retention import TRASH_GRACE_SECONDS, RemotePlan, decide_remote_retention
-from tidegate_sidecar.tasks import CopyRanks, Places, RemoteTier, open_remote
+from tidegate_sidecar.tasks import CopyRanks, open_remote
 from tidegate_sidecar.transfer import Meter, TokenBucket
 from tidegate_sidecar.view import RemoteView
 
@@ -46,22 +46,12 @@ def identity_of(path: Path) -> RunIdentity:
     return found
 
 
-def places_of(run: Any, **changes: Any) -> Places:
-    fields: dict[str, Any] = {
-        "local": str(run.locals[0]),
-        "remote_root": str(run.remote),
-        "remote": ".",
-        "identity": identity_of(run.locals[0]),
-    }
-    return Places(**(fields | changes))
-
-
 @pytest.fixture
 def two_commits(a_run: Build, a_sealed_step: Build) -> Any:
     """A run with durable steps 10 and 20, and their attempts."""
     run = a_run()
     attempts = [a_sealed_step(run.locals[0], step) for step in (10, 20)]
-    tier = RemoteTier(places_of(run))
+    tier = run.tier()
     for attempt in attempts:
         task = CopyRanks(
             attempt=attempt, ranks=frozenset({0, 1}), bytes_per_second=None, files_at_once=2
@@ -73,7 +63,7 @@ def two_commits(a_run: Build, a_sealed_step: Build) -> Any:
 
 def test_look_confirms_the_newest_commit(two_commits: Any) -> None:
     run, _, newest = two_commits
-    view = RemoteTier(places_of(run)).look(lambda: None)
+    view = run.tier().look(lambda: None)
     assert view.newest is not None
     assert view.newest.attempt == newest
     assert view.newest.commit is not None
@@ -83,7 +73,7 @@ def test_look_confirms_the_newest_commit(two_commits: Any) -> None:
 def test_look_steps_back_from_a_commit_that_does_not_hold(two_commits: Any) -> None:
     run, older, newest = two_commits
     (run.remote / step_folder(newest) / "weights-1.distcp").unlink()
-    view = RemoteTier(places_of(run)).look(lambda: None)
+    view = run.tier().look(lambda: None)
     assert view.newest is not None
     assert view.newest.attempt == older
 
@@ -94,7 +84,7 @@ def test_retention_does_nothing_when_its_newest_commit_does_not_hold(
 ) -> None:
     run, older, newest = two_commits
     (run.remote / step_folder(newest) / damage).unlink()
-    RemoteTier(places_of(run)).retain(RemotePlan(confirm=newest, trash=(older,)), lambda: None)
+    run.tier().retain(RemotePlan(confirm=newest, trash=(older,)), lambda: None)
     assert run.durable() == [10]
     assert not (run.remote / TRASH).exists()
 
@@ -106,7 +96,7 @@ def pin(run: Any, attempt: Attempt) -> None:
 
 def test_c137_step_pinned_after_the_plan_was_made_is_not_moved(two_commits: Any) -> None:
     run, older, _ = two_commits
-    tier = RemoteTier(places_of(run))
+    tier = run.tier()
     plan = decide_remote_retention(tier.look(lambda: None), 1)
     assert plan.trash == (older,)
     pin(run, older)
@@ -120,7 +110,7 @@ def test_c137_step_pinned_in_trash_is_not_emptied_and_comes_back(two_commits: An
     with Folder.open(run.remote) as folder:
         trash_step(folder, older)
     pin(run, older)
-    tier = RemoteTier(places_of(run))
+    tier = run.tier()
     tier.retain(RemotePlan(confirm=newest, empty=(older,)), lambda: None)
     assert (run.remote / TRASH / step_folder(older) / COMMIT).exists()
     view = tier.look(lambda: None)
@@ -133,7 +123,7 @@ def test_pin_that_cannot_be_read_still_holds(two_commits: Any) -> None:
     run, older, _ = two_commits
     pin(run, older)
     (run.remote / PINS / pin_file(older)).write_bytes(b"\0 torn")
-    assert RemoteTier(places_of(run)).look(lambda: None).pins == {older}
+    assert run.tier().look(lambda: None).pins == {older}
 
 
 def test_step_whose_place_is_taken_stays_in_trash(two_commits: Any) -> None:
@@ -163,7 +153,7 @@ def test_c051_no_time_of_any_file_decides_what_is_newest_kept_or_copied(
         run.flush_once()
         date(run.remote / step_folder(attempt), when)
     assert run.durable() == [100, 200], "a folder with an old date is copied like any other"
-    view = RemoteTier(places_of(run)).look(lambda: None)
+    view = run.tier().look(lambda: None)
     assert view.newest is not None
     assert view.newest.attempt.step == 200
     assert [attempt.step for attempt in decide_remote_retention(view, 1).trash] == [100]
@@ -199,12 +189,12 @@ def test_trash_tells_how_long_a_step_has_lain_there(two_commits: Any) -> None:
     run, older, _ = two_commits
     with Folder.open(run.remote) as folder:
         trash_step(folder, older)
-    view = RemoteTier(places_of(run)).look(lambda: None)
+    view = run.tier().look(lambda: None)
     assert 0 <= view.trash_age_seconds[older] < 5
     # a second more: a file system stamps by a coarser clock, which is behind this one
     hour_ago = datetime.now(UTC).timestamp() - 3601
     os.utime(run.remote / TRASH / step_folder(older), (hour_ago, hour_ago))
-    view = RemoteTier(places_of(run)).look(lambda: None)
+    view = run.tier().look(lambda: None)
     assert view.trash_age_seconds[older] >= 3600
 
 
@@ -220,7 +210,7 @@ def test_emptying_leaves_names_that_the_format_does_not_know(two_commits: Any) -
     (folder,) = (name for name in left if "/" not in name)
     assert parse_removed_folder(folder)[0] == older
     assert sorted(left) == [folder, f"{folder}/notes.txt"]
-    assert RemoteTier(places_of(run)).look(lambda: None).half_emptied == ()
+    assert run.tier().look(lambda: None).half_emptied == ()
 
 
 def test_emptying_leaves_what_is_no_file_in_a_documents_place(two_commits: Any) -> None:
@@ -270,16 +260,16 @@ def test_remote_folder_behind_a_link_is_refused(a_run: Build, tmp_path: Path, wh
         run.remote.rename(stolen)
     (root / where).symlink_to(stolen)
     with pytest.raises(OSError):
-        open_remote(places_of(run, remote_root=str(root), remote="team/bytelm"))
+        open_remote(run.places(remote_root=str(root), remote="team/bytelm"))
 
 
 def test_remote_folder_is_made_only_where_that_was_asked_for(a_run: Build, tmp_path: Path) -> None:
     run = a_run()
     places = {"remote_root": str(tmp_path), "remote": "new/team/bytelm"}
     with pytest.raises(Reject, match="is it mounted"):
-        open_remote(places_of(run, **places))
+        open_remote(run.places(**places))
     assert not (tmp_path / "new").exists()
-    open_remote(places_of(run, **places, may_create=True)).close()
+    open_remote(run.places(**places, may_create=True)).close()
     made = tmp_path / "new" / "team" / "bytelm"
     assert identity_of(made) == identity_of(run.locals[0])
     assert (made / RUN_DOCUMENT).exists()
@@ -339,13 +329,19 @@ def test_pin_while_its_step_is_emptied_holds_or_is_refused(
     assert run.durable() == ([10, 20] if want else [20])
 
 
+def hide(run: Any, attempt: Attempt) -> None:
+    """What an emptier leaves that dies before it has judged."""
+    trash = run.remote / TRASH
+    trash.mkdir()
+    (run.remote / step_folder(attempt)).rename(trash / hidden_folder(attempt, "0" * 16))
+
+
 @pytest.mark.parametrize("is_pinned", [True, False])
 def test_step_that_a_crash_left_hidden_is_judged_anew(two_commits: Any, is_pinned: bool) -> None:
     run, older, _ = two_commits
     trash = run.remote / TRASH
-    trash.mkdir()
-    (run.remote / step_folder(older)).rename(trash / hidden_folder(older, "0" * 16))
-    tier = RemoteTier(places_of(run))
+    hide(run, older)
+    tier = run.tier()
     assert tier.look(lambda: None).hidden == (older,)
     with Folder.open(run.remote) as folder:
         if is_pinned:
@@ -362,12 +358,9 @@ def test_step_that_a_crash_left_hidden_is_judged_anew(two_commits: Any, is_pinne
 def test_hidden_step_comes_back_though_there_is_no_commit_left(two_commits: Any) -> None:
     # the newest commit was lost after the older one was hidden: that one is the last
     run, older, newest = two_commits
-    with Folder.open(run.remote) as folder:
-        trash_step(folder, older)
-        trash = run.remote / TRASH
-        (trash / step_folder(older)).rename(trash / hidden_folder(older, "0" * 16))
+    hide(run, older)
     shutil.rmtree(run.remote / step_folder(newest))
-    tier = RemoteTier(places_of(run))
+    tier = run.tier()
     for _ in range(2):
         tier.retain(decide_remote_retention(tier.look(lambda: None), 1), lambda: None)
     assert run.durable() == [10]
@@ -375,10 +368,8 @@ def test_hidden_step_comes_back_though_there_is_no_commit_left(two_commits: Any)
 
 def test_hidden_step_is_found_by_whoever_pins_it(two_commits: Any) -> None:
     run, older, _ = two_commits
+    hide(run, older)
     with Folder.open(run.remote) as folder:
-        trash_step(folder, older)
-        trash = run.remote / TRASH
-        (trash / step_folder(older)).rename(trash / hidden_folder(older, "0" * 16))
         pin = Pin(run_id=RUN_ID, attempt=older, pinned_at=datetime.now(UTC))
         assert pin_step(folder, pin) is Found.BACK
     assert run.durable() == [10, 20]

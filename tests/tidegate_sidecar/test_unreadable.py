@@ -12,7 +12,6 @@ import pytest
 
 from tidegate_contract.folder import ENTRY_ERRORS, Folder
 from tidegate_contract.layout import COMMIT, TRASH, Attempt, step_folder
-from tidegate_contract.run_documents import read_identity
 from tidegate_contract.wire import Phase, Policy
 from tidegate_sidecar import tasks
 from tidegate_sidecar.decide import Copy, Why
@@ -24,22 +23,13 @@ from tidegate_sidecar.retention import (
     decide_local_retention,
     decide_remote_retention,
 )
-from tidegate_sidecar.tasks import CopyRanks, Lane, Places, RemoteTier, Retain
+from tidegate_sidecar.tasks import CopyRanks, Lane, Retain
 from tidegate_sidecar.transfer import Meter, TokenBucket
 from tidegate_sidecar.view import RemoteView, StepView
 
 Build = Callable[..., Any]
 RUN_ID = "6f2f4a63-5f3c-4b3e-9d28-0a4a6e8a8f11"
 OF_TIER = (errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT)
-
-
-def a_tier(run: Any) -> RemoteTier:
-    with Folder.open(run.locals[0]) as folder:
-        identity = read_identity(folder)
-    assert identity is not None
-    return RemoteTier(
-        Places(local=str(run.locals[0]), remote_root=str(run.remote), remote=".", identity=identity)
-    )
 
 
 @pytest.fixture
@@ -49,7 +39,7 @@ def commits(a_run: Build, a_sealed_step: Build) -> Callable[..., tuple[Any, list
     def build(*steps: int) -> tuple[Any, list[Attempt]]:
         run = a_run()
         attempts = [a_sealed_step(run.locals[0], step, size=100) for step in steps]
-        tier = a_tier(run)
+        tier = run.tier()
         for attempt in attempts:
             task = CopyRanks(
                 attempt=attempt, ranks=frozenset({0, 1}), bytes_per_second=None, files_at_once=2
@@ -138,7 +128,7 @@ def test_remote_step_that_refuses_is_left_and_a_tier_that_fails_is_told(
         folder.ensure_child(TRASH).close()
     name = step_folder(bad)
     places = {"folder": ("/remote", name), "seal-1.json": (name, what), TRASH: ("/remote", TRASH)}
-    tier = a_tier(run)
+    tier = run.tier()
     refuse(*places[what], number)
     if number in OF_TIER:
         with pytest.raises(OSError, match=os.strerror(number)):
@@ -180,7 +170,7 @@ def test_trash_of_another_owner_has_no_ages(
     run, (old, _) = commits(10, 20)
     with Folder.open(run.remote) as folder:
         trash_step(folder, old)
-    tier = a_tier(run)
+    tier = run.tier()
 
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted")
@@ -220,7 +210,7 @@ def test_step_with_names_that_stay_does_not_keep_trash_from_being_emptied(
         for attempt in attempts[:3]:
             trash_step(folder, attempt)
     plan = RemotePlan(confirm=attempts[3], empty=tuple(attempts[:3]), is_gradual=True)
-    tier, left = a_tier(run), []
+    tier, left = run.tier(), []
     for _ in range(3):
         tier.retain(plan, lambda: None)
         left.append(left_in_trash(run))
@@ -244,7 +234,7 @@ def test_step_that_refuses_its_removal_does_not_stop_the_others(
 
     monkeypatch.setattr(tasks, change, refuse)
     field = change.removesuffix("_step")
-    tier = a_tier(run)
+    tier = run.tier()
     if change != "trash_step":
         with Folder.open(run.remote) as folder:
             trash_step(folder, second)
@@ -326,7 +316,7 @@ def test_grace_of_a_trashed_step_begins_before_it_is_moved(
             monkeypatch.setattr(Folder, "rename", killed)
             with pytest.raises(Killed):
                 trash_step(folder, old)
-    view = a_tier(run).look(lambda: None)
+    view = run.tier().look(lambda: None)
     assert 0 <= view.trash_age_seconds[old] < 60
     assert not decide_remote_retention(view, 1).empty
 

@@ -28,15 +28,14 @@ from tidegate.verdict import Judge, open_source
 from tidegate_contract.errors import Reject, Retry
 from tidegate_contract.folder import open_step
 from tidegate_contract.identity import LineageClaim
-from tidegate_contract.layout import LINEAGES, RUN_DOCUMENT, Attempt, lineage_file
+from tidegate_contract.layout import RUN_DOCUMENT, Attempt
 from tidegate_contract.restore_point import (
     Candidate,
     RestorePoint,
     Source,
     World,
     decide_restore_point,
-    find_lost,
-    order_key,
+    explain_doubt,
 )
 
 _LOG = logging.getLogger(__name__)
@@ -341,19 +340,11 @@ class Restore:
             return explain_named([reasons[a] for a in same if a in reasons], step)
         passed = [*(a for a in unknown if a.step > step), *before]
         newer = [f"step {a.step}: {reasons[a]}" for a in passed if a in reasons]
-        doubt = self._explain_lost(candidate)
-        if not newer:
-            return f"step {step} is the newest step{doubt}"
-        return f"step {step} is the newest that all ranks can read ({'; '.join(newer)}){doubt}"
-
-    def _explain_lost(self, candidate: Candidate) -> str:
-        """Says that a person may have gone back to another step; empty where nobody can have."""
-        claims = self._world.claims
-        lost = find_lost(claims, order_key(candidate.attempt, candidate.lineage, claims)[0])
-        if lost is None:
-            return ""
-        name = f"{LINEAGES}/{lineage_file(lost.number)}"
-        return f"; {name} is damaged: if a person went back to another step there, it is unknown"
+        told = [f"step {step} is the newest step"]
+        if newer:
+            told = [f"step {step} is the newest that all ranks can read ({'; '.join(newer)})"]
+        doubt = explain_doubt(self._world.claims, candidate)
+        return "; ".join([*told, doubt] if doubt else told)
 
     def _start_fresh(self, point: RestorePoint) -> Outcome:
         """Nothing to restore: right at the first start, an error when steps were there.

@@ -25,12 +25,10 @@ from tidegate_contract.errors import Corrupt, Reject, Retry
 from tidegate_contract.folder import Folder, open_step
 from tidegate_contract.identity import LineageClaim
 from tidegate_contract.layout import (
-    LINEAGES,
     MANIFEST,
     METADATA,
     RUN_DOCUMENT,
     Attempt,
-    lineage_file,
     parse_seal_file,
 )
 from tidegate_contract.restore_point import (
@@ -39,8 +37,7 @@ from tidegate_contract.restore_point import (
     World,
     copy_of,
     decide_restore_point,
-    find_lost,
-    order_key,
+    explain_doubt,
 )
 from tidegate_contract.run_documents import read_document, scan_claims
 from tidegate_contract.scan import StepRecord, scan_step, scan_steps
@@ -211,12 +208,9 @@ def _explain_choice(seen: _Seen, point: RestorePoint, step: int | None) -> str:
         same = [_explain_record(record) for record in passed if record.attempt.step == step]
         return explain_named(same, step)
     told = f" ({_explain_records(passed)})" if passed else ""
-    lost = find_lost(seen.claims, order_key(chosen.attempt, chosen.lineage, seen.claims)[0])
-    doubt = ""
-    if lost is not None:
-        name = f"{LINEAGES}/{lineage_file(lost.number)}"
-        doubt = f"; {name} is damaged: if a person went back to another step there, it is unknown"
-    return f"step {chosen.attempt.step} is the newest that can be loaded{told}{doubt}"
+    doubt = explain_doubt(seen.claims, chosen)
+    more = f"; {doubt}" if doubt else ""
+    return f"step {chosen.attempt.step} is the newest that can be loaded{told}{more}"
 
 
 def _explain_none(seen: _Seen, world: World) -> str:
